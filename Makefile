@@ -1,0 +1,34 @@
+# Two commands for a newcomer: `make run` and `make test`. Everything else is what CI adds.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: run test lint bench clean
+
+run: $(VENV)/run.done
+	$(BIN)/python runner.py run configs/quick.yaml
+
+test: $(VENV)/dev.done
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/dev.done
+	$(BIN)/python -m pytest bench/speed --benchmark-json results/speed.json
+
+$(VENV)/run.done: requirements.txt constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, this is {v.major}.{v.minor}: make run PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -r requirements.txt
+	@touch $@
+
+$(VENV)/dev.done: $(VENV)/run.done requirements-dev.txt
+	$(PIP) -r requirements-dev.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -1,0 +1,108 @@
+"""What a platform and a kernel must offer. Cases see only this file, never a concrete backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+
+class KernelOptions(BaseModel):
+    """Base of a kernel's options: knobs of the algorithm that a config may vary (tile, beta, …)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Unsupported(Exception):
+    """Raised when a kernel, backend or case cannot do what a unit asks; the text is the row's reason."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward pass without autograd: o [B, H, T, D]; lse [B, H, T] (natural log) where exposed."""
+
+    o: Tensor
+    lse: Tensor | None
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """One implementation with one fix. Shapes: q [B, Hq, T, D], k and v [B, Hkv, S, D], Hq % Hkv == 0.
+
+    Causal means top-left aligned (query i sees keys 0..i), as PyTorch's `is_causal`.
+    """
+
+    @property
+    def name(self) -> str:
+        """`implementation/fix`, as in `eager-stored/stabilized`."""
+
+    @property
+    def fix(self) -> str:
+        """A name of `backends.kernels.fixes.FIXES`."""
+
+    @property
+    def dtypes(self) -> frozenset[torch.dtype]:
+        """Input dtypes it takes."""
+
+    @property
+    def options(self) -> KernelOptions:
+        """Its options at their present values."""
+
+    @property
+    def option_names(self) -> frozenset[str]:
+        """The options that concern this kernel."""
+
+    def configure(self, **options: Any) -> Kernel:
+        """The same kernel with some options changed; unknown names are an error."""
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Tensor:
+        """o [B, Hq, T, D] in q's dtype; autograd works through it."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Forward:
+        """The forward pass alone, with LSE where the implementation exposes it."""
+
+    def launch_facts(self) -> dict[str, Any]:
+        """Pinned tile sizes, warps, stages, library and version: recorded with every row."""
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """Facts of one backend. `identity` is compared and fixed for a submission; `volatile` is not.
+
+    `identity` holds at least `accelerator`, the device's name, from which a submission's slug is made.
+    """
+
+    identity: dict[str, Any]
+    volatile: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A platform with its kernels. Constructed only when asked for, so vendor imports stay lazy."""
+
+    name: str
+    device: torch.device
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """Every kernel this machine can run, by name."""
+
+    def facts(self) -> MachineFacts:
+        """Identity and volatile facts; nothing personal (no user, host name, path, address)."""
+
+    def deterministic(self) -> AbstractContextManager[None]:
+        """Sets every determinism knob for the duration of a unit and restores it afterwards."""
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+
+    def peak_memory(self) -> int | None:
+        """Peak device memory in bytes since the process began, or None where it is not known."""

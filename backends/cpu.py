@@ -1,0 +1,73 @@
+"""The CPU backend: the eager kernels and PyTorch's own CPU attention."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from backends.base import Kernel, MachineFacts
+from backends.kernels.eager_kernels import eager_kernels
+from backends.kernels.sdpa import cpu_sdpa_kernels
+
+
+def unavailable_reason() -> str | None:
+    """A CPU is always there."""
+    return None
+
+
+def create() -> CpuBackend:
+    """The backend of this machine's CPU."""
+    return CpuBackend()
+
+
+class CpuBackend:
+    """Kernels on the host."""
+
+    name = "cpu"
+    device = torch.device("cpu")
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        return {**eager_kernels(), **cpu_sdpa_kernels()}
+
+    def facts(self) -> MachineFacts:
+        from bench.machine import cpu_facts  # the suite's host facts, shared with every submission
+
+        cpu = cpu_facts()
+        accelerator = f"{cpu['model']}, {cpu['cores']} cores"
+        identity: dict[str, Any] = {
+            "accelerator": accelerator,
+            "threads": torch.get_num_threads(),
+            "vector_capability": torch.backends.cpu.get_cpu_capability(),
+            "mkl": torch.backends.mkl.is_available(),
+            "onednn": torch.backends.mkldnn.is_available(),
+            "knobs": {
+                "deterministic_algorithms": True,
+                "float32_matmul_precision": "highest",
+            },
+        }
+        return MachineFacts(identity)
+
+    @contextlib.contextmanager
+    def deterministic(self) -> Iterator[None]:
+        before = (
+            torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+        )  # fmt: skip
+        torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0])
+            torch.set_float32_matmul_precision(before[1])
+
+    def synchronize(self) -> None:
+        """Nothing runs behind our back on the host."""
+
+    def peak_memory(self) -> int:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,81 @@
+"""The eager kernels as the suite sees them: `eager-stored/<fix>` and `eager-fused/<fix>`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from backends.base import Forward, KernelOptions
+from backends.kernels.checks import check_qkv
+from backends.kernels.eager import EagerAttention, Spec, default_scale, eager_forward
+from backends.kernels.fixes import FIXES
+
+MAX_HEAD_DIM = 256
+DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+
+
+class EagerOptions(KernelOptions):
+    """Knobs of the eager kernels; each fix takes those that concern it."""
+
+    tile: Annotated[int, Field(ge=0, le=65536)] = 128  # keys a tile; 0 = the whole sequence
+    beta: Annotated[float, Field(ge=1, le=64)] = 2.0
+    tol: Annotated[float, Field(ge=0, le=1)] = 1e-3
+    mantissa_bits: Annotated[int, Field(ge=1, le=23)] | None = None  # None = the dtype's own
+    rounding: Literal["rne", "toward_zero"] = "rne"  # of the accumulator and the output
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of stochastic rounding
+
+
+@dataclass(frozen=True)
+class EagerKernel:
+    """One policy with one fix, at some options."""
+
+    policy: Literal["stored", "fused"]
+    fix: str
+    options: EagerOptions = field(default_factory=EagerOptions)
+    dtypes: frozenset[torch.dtype] = DTYPES
+
+    @property
+    def name(self) -> str:
+        return f"eager-{self.policy}/{self.fix}"
+
+    @property
+    def option_names(self) -> frozenset[str]:
+        names = {"tile", "mantissa_bits"}
+        fix = FIXES[self.fix]
+        if fix.shift == "repeated":
+            names |= {"beta", "tol"}
+        return frozenset(names | ({"seed"} if fix.stochastic else {"rounding"}))
+
+    def configure(self, **options: Any) -> EagerKernel:
+        changed = EagerOptions.model_validate(self.options.model_dump() | options)
+        return EagerKernel(self.policy, self.fix, changed, self.dtypes)
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.policy, FIXES[self.fix], **self.options.model_dump())
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Tensor:
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        return EagerAttention.apply(q, k, v, causal, default_scale(q, scale), self.spec)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Forward:
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        result = eager_forward(q, k, v, causal, default_scale(q, scale), self.spec)
+        return Forward(result.o, result.lse)
+
+    def launch_facts(self) -> dict[str, Any]:
+        return {"tile_keys": self.options.tile or "whole", "matmul": "fp32", "exp": "fp32"}
+
+
+def eager_kernels() -> dict[str, EagerKernel]:
+    """Every policy with every fix."""
+    kernels = [EagerKernel(policy, fix) for policy in ("stored", "fused") for fix in FIXES]
+    return {kernel.name: kernel for kernel in kernels}

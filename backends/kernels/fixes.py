@@ -1,0 +1,70 @@
+"""The known fixes, as four independent switches. One table for every implementation.
+
+| fix | source | changes |
+|---|---|---|
+| `stock` | FlashAttention-2 | nothing |
+| `stabilized` | arXiv 2510.04212, section 4 | the row shift, where a tile's row maximum repeats |
+| `consistent_l` | flash-attention pull request 2721 | O divided by the sum of the cast P̄ that P̄V used |
+| `delta_fp32` | the paper's "O in FP32" experiment | δ from O plus its rounding residual |
+| `delta_dp` | the paper's δ experiment | δ = rowsum(dP∘P), as in standard attention |
+| `stochastic` | – | O rounded stochastically, with counter-based bits |
+| `shift_const` | the paper's negative control | every row shifted by 0.35 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+SHIFT_CONST = 0.35
+
+
+@dataclass(frozen=True)
+class Fix:
+    """What a fix changes; the defaults are stock attention."""
+
+    name: str
+    shift: Literal["row_max", "repeated", "const"] = "row_max"
+    normalizer: Literal["exact_p", "cast_p"] = "exact_p"
+    delta: Literal["stored_o", "residual", "dp"] = "stored_o"
+    stochastic: bool = False
+
+
+FIXES: dict[str, Fix] = {
+    fix.name: fix
+    for fix in (
+        Fix("stock"),
+        Fix("stabilized", shift="repeated"),
+        Fix("consistent_l", normalizer="cast_p"),
+        Fix("stabilized+consistent_l", shift="repeated", normalizer="cast_p"),
+        Fix("delta_fp32", delta="residual"),
+        Fix("delta_dp", delta="dp"),
+        Fix("stochastic", stochastic=True),
+        Fix("shift_const", shift="const"),
+    )
+}
+
+
+def row_shift(s: Tensor, fix: Fix, beta: float, tol: float) -> tuple[Tensor, Tensor]:
+    """The shift that one tile proposes for each row, before the running maximum.
+
+    The paper's rule: r_m = rowmax(S), r_s = number of entries with S >= r_m − tol. If r_s > 1, the
+    shift is β·r_m for r_m > 0 and 0 for r_m < 0; else it is r_m. A masked entry (−inf) is never
+    counted, so a fully masked tile proposes −inf and fires nothing.
+
+    Args: s [..., T, tile] FP32. Returns shift [..., T, 1] and fired [..., T, 1] (bool).
+    """
+    row_max = s.amax(-1, keepdim=True)
+    if fix.shift == "repeated":
+        # Where row_max is −inf the comparison would hold for every masked entry: exclude them.
+        repeats = ((s >= row_max - tol) & (s > float("-inf"))).sum(-1, keepdim=True)
+        fired = (repeats > 1) & (row_max != 0)
+        shifted = torch.where(row_max > 0, beta * row_max, torch.zeros_like(row_max))
+        return torch.where(fired, shifted, row_max), fired
+    fired = torch.zeros_like(row_max, dtype=torch.bool)
+    if fix.shift == "const":
+        return row_max + SHIFT_CONST, fired
+    return row_max, fired

@@ -1,0 +1,137 @@
+"""Configs: YAML in, checked model out. Whatever is wrong is one line that says where and what is allowed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bench.errors import UsageError, nearest
+from bench.records import Slug
+
+MAX_CONFIG_BYTES = 64 * 1024
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+Seeds = Annotated[int, Field(ge=1, le=1024)]
+
+
+class CaseEntry(_Strict):
+    """One case with its parameters; every list is one factor of a product."""
+
+    case: str
+    params: dict[str, Any] = {}
+    options: dict[str, Any] = {}  # of the kernels: tile, beta, …
+    kernels: Annotated[list[str], Field(min_length=1)] | None = None  # narrows the config's list
+    seeds: Seeds | None = None
+
+
+class Config(_Strict):
+    """A config file."""
+
+    version: Literal[1]
+    name: Slug
+    backends: Annotated[list[str], Field(min_length=1)] = ["auto"]
+    kernels: Annotated[list[str], Field(min_length=1)] = ["*"]
+    seeds: Seeds = 16
+    cases: Annotated[list[CaseEntry], Field(min_length=1)]
+
+
+class _Loader(yaml.SafeLoader):
+    """safe_load without aliases (a few lines can expand to gigabytes) and without repeated keys."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise UsageError(f"line {mark.line + 1}: YAML aliases (*name) are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise UsageError(f"line {key_node.start_mark.line + 1}: key {key!r} must be text")
+            if key in seen:
+                raise UsageError(f"line {key_node.start_mark.line + 1}: key '{key}' appears twice")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 reads 1e-3 as text; people mean the number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_config(path: Path) -> tuple[Config, str]:
+    """Read and check a config; returns it with its text. Raises UsageError: `file: key: problem`."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise UsageError(f"{path}: not a file")
+        if size > MAX_CONFIG_BYTES:
+            raise UsageError(f"{path}: {size} bytes; a config has at most {MAX_CONFIG_BYTES}")
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        known = sorted(str(p) for p in Path("configs").glob("*.yaml"))
+        raise UsageError(f"{path}: no such file{nearest(str(path), known)}") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    return parse_config(text, str(path)), text
+
+
+def parse_config(text: str, where: str) -> Config:
+    """Check a config's text; `where` opens every message."""
+    try:
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader, stricter still)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{where}: nested too deeply to be a config") from error
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UsageError(f"{where}: {at}not valid YAML: {problem}") from error
+    if data is None:
+        raise UsageError(f"{where}: empty; a config needs version, name and cases")
+    if not isinstance(data, dict):
+        raise UsageError(f"{where}: a {type(data).__name__}, expected a mapping (version, name, …)")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise UsageError(f"{where}: {explain(error, Config, CaseEntry)}") from error
+
+
+def explain(error: ValidationError, *models: type[BaseModel]) -> str:
+    """The first problem of a validation error as `key path: problem (nearest name)`."""
+    first = error.errors(include_url=False)[0]
+    path = ""
+    for part in first["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    if first["type"] == "extra_forbidden":
+        known = {name for model in models for name in model.model_fields}
+        return f"{path}: unknown key{nearest(str(first['loc'][-1]), known)}"
+    message = first["msg"][0].lower() + first["msg"][1:]
+    got = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
+    return f"{path}: {message}{got}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def sha256_text(text: str) -> str:
+    """sha256 of a text's UTF-8 bytes."""
+    return hashlib.sha256(text.encode()).hexdigest()

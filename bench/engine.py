@@ -1,0 +1,253 @@
+"""The run loop: plan, skip what is done, measure a unit, write the file, go on.
+
+It never prints: progress goes through the callbacks of `Watcher`, so that the command line, scripts
+and tests see the same run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from backends import BACKENDS
+from backends.base import Backend, Kernel, Unsupported
+from bench.config import Config, read_config, sha256_text
+from bench.machine import describe_machine, volatile_facts
+from bench.plan import Unit, filter_units, make_plan
+from bench.records import (
+    MAX_SERIES,
+    ConfigRecord,
+    Machine,
+    Offered,
+    Row,
+    Submission,
+    row_text,
+    submission_text,
+)  # fmt: skip
+from bench.registry import load_backend, load_case, unavailable_reason
+from bench.source import describe_suite
+from bench.store import BadFile, locked, prepare_directory, read_submission, set_aside, write_text
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked for."""
+
+    config: Path
+    results: Path
+    backend: str | None = None  # globs
+    kernel: str | None = None
+    case: str | None = None
+    force: bool = False
+
+
+@dataclass
+class Run:
+    """A planned run: what will be measured, on what, into which file."""
+
+    config: Config
+    text: str
+    backends: list[Backend]
+    machine: Machine
+    offered: list[Offered]
+    plan: list[Unit]  # everything the config asks for
+    units: list[Unit]  # what the filters leave of it
+    path: Path
+    rows: dict[str, Row] = field(default_factory=dict)  # by key; from an earlier run or this one
+    notes: list[str] = field(default_factory=list)  # for the user: files set aside, …
+
+    @property
+    def todo(self) -> list[Unit]:
+        return [unit for unit in self.units if unit.key not in self.rows]
+
+    def selected_rows(self) -> list[Row]:
+        return [self.rows[unit.key] for unit in self.units if unit.key in self.rows]
+
+
+class Watcher(Protocol):
+    """Told about every unit; a progress bar, a log, a test."""
+
+    def started(self, unit: Unit) -> None: ...
+    def finished(self, unit: Unit, row: Row) -> None: ...
+
+
+def prepare(request: Request) -> Run:
+    """Read the config and plan the run; nothing is written. Raises UsageError."""
+    from bench.errors import UsageError
+
+    config, text = read_config(request.config)
+    try:
+        backends = [load_backend(name) for name in _backend_names(config.backends)]
+        offered = offered_kernels(backends)
+        plan = make_plan(config, offered)
+    except UsageError as error:
+        raise UsageError(f"{request.config}: {error}") from error
+    used = {unit.backend for unit in plan}
+    backends = [backend for backend in backends if backend.name in used]
+    machine = describe_machine(backends)
+    units = filter_units(plan, request.backend, request.kernel, request.case)
+    path = request.results / machine.slug / f"{config.name}.json"
+    return Run(config, text, backends, machine, offered, plan, units, path)
+
+
+def execute(run: Run, request: Request, watcher: Watcher) -> None:
+    """Measure what is left of `run`, writing the file after every unit."""
+    prepare_directory(run.path.parent)
+    with locked(run.path):
+        _resume(run, request.force)
+        kernels = {
+            (backend.name, name): kernel
+            for backend in run.backends
+            for name, kernel in backend.kernels().items()
+        }
+        by_name = {backend.name: backend for backend in run.backends}
+        writer = _Writer(run)
+        writer.write()
+        for unit in run.todo:
+            watcher.started(unit)
+            kernel = kernels[unit.backend, unit.kernel]
+            row = run_unit(unit, kernel, by_name[unit.backend])
+            writer.add(unit, row)
+            watcher.finished(unit, row)
+
+
+def run_unit(unit: Unit, kernel: Kernel, backend: Backend) -> Row:
+    """Measure one unit. What the kernel or case cannot do, and what fails, becomes a row too."""
+    case = load_case(unit.case)
+    dtype = DTYPES[unit.dtype]
+    fields: dict[str, Any] = {
+        name: getattr(unit, name)
+        for name in (
+            "case",
+            "case_version",
+            "kernel",
+            "backend",
+            "dtype",
+            "params",
+            "options",
+            "seeds",
+        )
+    }
+    start = time.perf_counter()
+    try:
+        if dtype not in kernel.dtypes:
+            raise Unsupported(f"{unit.kernel} does not take {unit.dtype}")
+        configured = kernel.configure(**unit.options)
+        params = case.Params.model_validate(unit.params)
+        with backend.deterministic():
+            found = case.run(configured, backend, params, dtype, unit.seeds)
+            backend.synchronize()
+        fields |= {
+            "status": "ok",
+            "verdict": case.verdict(params, found.metrics),
+            "metrics": found.metrics,
+            "digests": found.digests,
+            "series": {name: thin(curve) for name, curve in found.series.items()},
+            "launch": configured.launch_facts(),
+        }
+    except Unsupported as reason:
+        fields |= {"status": "unsupported", "reason": str(reason)[:500]}
+    except Exception as error:  # a kernel may fail in any way; the run goes on
+        fields |= {"status": "error", "reason": f"{type(error).__name__}: {error}"[:500]}
+    return Row(**fields, wall_s=round(time.perf_counter() - start, 4))
+
+
+def offered_kernels(backends: Sequence[Backend]) -> list[Offered]:
+    """Every kernel of the backends, with its dtypes and the options that concern it."""
+    return [
+        Offered(
+            backend=backend.name,
+            kernel=name,
+            dtypes=sorted(str(d).removeprefix("torch.") for d in kernel.dtypes),
+            options={
+                k: v for k, v in kernel.options.model_dump().items() if k in kernel.option_names
+            },
+        )
+        for backend in backends
+        for name, kernel in backend.kernels().items()
+    ]
+
+
+def thin(curve: list[float]) -> list[float]:
+    """At most 500 points, evenly spaced, first and last kept."""
+    if len(curve) <= MAX_SERIES:
+        return curve
+    last = len(curve) - 1
+    return [curve[round(i * last / (MAX_SERIES - 1))] for i in range(MAX_SERIES)]
+
+
+def _backend_names(wanted: list[str]) -> list[str]:
+    names: list[str] = []
+    for name in wanted:
+        if name == "auto":
+            names += [known for known in BACKENDS if unavailable_reason(known) is None]
+        else:
+            names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def _resume(run: Run, force: bool) -> None:
+    """Take over the rows of an earlier run of the same plan; move anything else out of the way."""
+    if not run.path.exists() and not run.path.is_symlink():
+        return
+    try:
+        earlier, _ = read_submission(run.path)
+    except BadFile as problem:
+        target = set_aside(run.path, "corrupt")
+        run.notes.append(f"{run.path} is no result file ({problem}); kept as {target.name}")
+        return
+    if changed := _differences(earlier, run):
+        target = set_aside(run.path, "stale")
+        run.notes.append(f"{run.path} was measured with another {changed}; kept as {target.name}")
+        return
+    planned = {unit.key for unit in run.plan}
+    redo = {unit.key for unit in run.units} if force else set()
+    for row in earlier.rows:
+        # A failed unit may have failed for want of memory or time: it is tried again.
+        if row.key in planned and row.key not in redo and row.status != "error":
+            run.rows[row.key] = row
+
+
+def _differences(earlier: Submission, run: Run) -> str:
+    """What makes an earlier file another plan: config, code, machine or kernels; empty if nothing."""
+    pairs = {
+        "config": (earlier.config.sha256, sha256_text(run.text)),
+        "code": (earlier.suite.source_sha256, describe_suite().source_sha256),
+        "machine or software": (earlier.machine, run.machine),
+        "set of kernels": (earlier.offered, run.offered),
+    }
+    return " and ".join(name for name, (old, new) in pairs.items() if old != new)
+
+
+class _Writer:
+    """Writes the submission after every unit; rows keep the plan's order, whatever the run's."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.lines = {key: row_text(row) for key, row in run.rows.items()}
+
+    def add(self, unit: Unit, row: Row) -> None:
+        self.run.rows[unit.key] = row
+        self.lines[unit.key] = row_text(row)
+        self.write()
+
+    def write(self) -> None:
+        run = self.run
+        submission = Submission(
+            schema_version=1,
+            suite=describe_suite(),
+            config=ConfigRecord(name=run.config.name, sha256=sha256_text(run.text), text=run.text),
+            machine=run.machine,
+            offered=run.offered,
+            volatile=volatile_facts(run.backends),
+            rows=[],
+        )
+        lines = [self.lines[unit.key] for unit in run.plan if unit.key in self.lines]
+        write_text(run.path, submission_text(submission, lines))

@@ -1,0 +1,153 @@
+"""From a config to the list of units. The plan depends on the config and on the kernels offered alone.
+
+So a reader of a submission can redo it: the file holds the config's text and the kernels that the
+machine offered.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from bench.config import CaseEntry, Config, explain
+from bench.errors import UsageError, nearest
+from bench.records import DTypeName, Offered, Scalar, row_key
+from bench.registry import load_case
+
+MAX_UNITS = 20_000
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Case × parameters × kernel (with options) × dtype on one backend: one row of the result."""
+
+    case: str
+    case_version: int
+    kernel: str
+    backend: str
+    dtype: str
+    params: dict[str, Scalar]
+    options: dict[str, Scalar]
+    seeds: int
+
+    @property
+    def key(self) -> str:
+        return row_key(self)
+
+
+def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
+    """Every unit of `config` for the offered kernels, in the order in which they run.
+
+    A case's parameter points come before kernels, so that kernels share one set of inputs. Raises
+    UsageError with the key path for whatever the config gets wrong.
+    """
+    _check_backends(config, offered)
+    units: dict[str, Unit] = {}
+    for number, entry in enumerate(config.cases):
+        where = f"cases[{number}]"
+        case = _at(f"{where}.case", lambda entry=entry: load_case(entry.case))  # type: ignore[misc]
+        kernels = _select(entry.kernels or config.kernels, offered, f"{where}.kernels")
+        _check_options(entry, kernels, f"{where}.options")
+        seeds = entry.seeds or config.seeds
+        params = _lists(entry.params, f"{where}.params")
+        options = _lists(entry.options, f"{where}.options")
+        size = _size(params) * _size(options) * len(kernels)
+        if len(units) + size > MAX_UNITS:
+            raise UsageError(f"{where}: {size} units; a config has at most {MAX_UNITS}")
+        for point in _product(params):
+            dtype = point.pop("dtype", "bfloat16")
+            if dtype not in get_args(DTypeName):
+                raise UsageError(
+                    f"{where}.params.dtype: '{dtype}'{nearest(str(dtype), get_args(DTypeName))}"
+                )
+            try:
+                full = case.Params.model_validate(point).model_dump()
+            except ValidationError as error:
+                raise UsageError(f"{where}.params.{explain(error, case.Params)}") from error
+            for kernel in kernels:
+                for chosen in _product({k: v for k, v in options.items() if k in kernel.options}):
+                    unit = Unit(
+                        entry.case, case.version, kernel.kernel, kernel.backend, dtype, full,
+                        kernel.options | chosen, seeds,
+                    )  # fmt: skip
+                    units.setdefault(unit.key, unit)
+    return list(units.values())
+
+
+def filter_units(
+    units: Iterable[Unit], backend: str | None, kernel: str | None, case: str | None
+) -> list[Unit]:
+    """The units that match every given glob; UsageError names the filter that leaves nothing."""
+    left = list(units)
+    for flag, pattern in (("backend", backend), ("kernel", kernel), ("case", case)):
+        if pattern is None:
+            continue
+        names = {getattr(unit, flag) for unit in left}
+        left = [unit for unit in left if fnmatch.fnmatchcase(getattr(unit, flag), pattern)]
+        if not left:
+            raise UsageError(f"--{flag} '{pattern}' matches no unit{nearest(pattern, names)}")
+    return left
+
+
+def _at(where: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def _check_backends(config: Config, offered: Sequence[Offered]) -> None:
+    if not offered:
+        raise UsageError("backends: none of this config's backends offers a kernel here")
+
+
+def _select(patterns: Sequence[str], offered: Sequence[Offered], where: str) -> list[Offered]:
+    """Offered kernels that match any pattern, in the offered order. An exact name must exist."""
+    names = [item.kernel for item in offered]
+    for pattern in patterns:
+        if not any(char in pattern for char in "*?[") and pattern not in names:
+            raise UsageError(f"{where}: unknown kernel '{pattern}'{nearest(pattern, names)}")
+    chosen = [o for o in offered if any(fnmatch.fnmatchcase(o.kernel, p) for p in patterns)]
+    if not chosen:
+        raise UsageError(f"{where}: {list(patterns)} match no kernel{nearest(patterns[0], names)}")
+    return chosen
+
+
+def _check_options(entry: CaseEntry, kernels: Sequence[Offered], where: str) -> None:
+    known = {name for kernel in kernels for name in kernel.options}
+    for name in entry.options:
+        if name not in known:
+            raise UsageError(
+                f"{where}.{name}: no selected kernel has this option{nearest(name, known)}"
+            )
+
+
+def _lists(values: dict[str, Any], where: str) -> dict[str, list[Any]]:
+    """Every value as a list of distinct scalars."""
+    lists: dict[str, list[Any]] = {}
+    for name, value in values.items():
+        items = value if isinstance(value, list) else [value]
+        if not items:
+            raise UsageError(f"{where}.{name}: an empty list leaves nothing to run")
+        for item in items:
+            if not isinstance(item, bool | int | float | str | None):
+                raise UsageError(f"{where}.{name}: a {type(item).__name__}, expected plain values")
+        lists[name] = items
+    return lists
+
+
+def _size(lists: dict[str, list[Any]]) -> int:
+    size = 1
+    for items in lists.values():
+        size *= len(items)
+    return size
+
+
+def _product(lists: dict[str, list[Any]]) -> Iterable[dict[str, Any]]:
+    for combination in itertools.product(*lists.values()):
+        yield dict(zip(lists, combination, strict=True))

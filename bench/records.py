@@ -1,0 +1,146 @@
+"""What a result file holds: pydantic models, the row key and the canonical text form.
+
+One file is one submission: everything that one machine measured with one config. Its text is
+canonical (the same content is the same bytes): keys sorted, one top-level entry a line, one row a
+line, one trailing newline. NaN and ±Inf are the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+SCHEMA_VERSION = 1
+MAX_BYTES = 4 * 1024 * 1024
+MAX_SERIES = 500  # points of one curve
+
+Scalar = StrictBool | StrictInt | float | str | None
+Facts = dict[str, Scalar | list[str] | dict[str, Scalar]]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+:/-]{1,80}$")]
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
+Status = Literal["ok", "unsupported", "error", "not_run"]
+Provenance = Literal["measured", "predicted"]
+DTypeName = Literal["bfloat16", "float16", "float32"]
+
+
+class Record(BaseModel):
+    """Base of every stored model: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Row(Record):
+    """The result of one unit. Its key is every field that a config can vary."""
+
+    case: Name
+    case_version: StrictInt
+    kernel: Name
+    backend: Name
+    dtype: DTypeName
+    params: dict[str, Scalar]
+    options: dict[str, Scalar]  # of the kernel: tile, beta, …
+    seeds: Annotated[StrictInt, Field(ge=1, le=1024)]
+    status: Status
+    reason: Annotated[str, Field(max_length=500)] = ""
+    verdict: Annotated[str, Field(max_length=80)] = ""
+    metrics: dict[str, float] = {}
+    digests: dict[str, Sha256] = {}
+    launch: dict[str, Scalar] = {}
+    series: dict[str, Annotated[list[float], Field(max_length=MAX_SERIES)]] = {}
+    provenance: Provenance = "measured"
+    wall_s: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return row_key(self)
+
+
+KEY_FIELDS = ("case", "case_version", "kernel", "backend", "dtype", "params", "options", "seeds")
+
+
+def row_key(item: Any) -> str:
+    """Canonical JSON of the fields that identify a row; works on a Row and on a planned unit."""
+    return dumps({name: getattr(item, name) for name in KEY_FIELDS})
+
+
+class Suite(Record):
+    """Which code measured: release, git commit, and a hash of the measuring source files."""
+
+    version: str
+    commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40}|unknown)$")]
+    dirty: StrictBool
+    source_sha256: Sha256
+
+
+class ConfigRecord(Record):
+    """The config as text, so that a file explains itself."""
+
+    name: Slug
+    sha256: Sha256
+    text: Annotated[str, Field(max_length=65536)]
+
+
+class Offered(Record):
+    """A kernel that the machine offered when the run was planned: lets anyone redo the plan."""
+
+    backend: Name
+    kernel: Name
+    dtypes: list[DTypeName]
+    options: dict[str, Scalar]  # defaults
+
+
+class Machine(Record):
+    """Identity of the machine. Compared between machines; nothing personal."""
+
+    slug: Slug
+    cpu: Facts
+    os: Facts
+    versions: dict[str, str | None]
+    backends: dict[Name, Facts]  # accelerator, driver, determinism knobs … of each backend used
+
+
+class Submission(Record):
+    """One result file."""
+
+    schema_version: Literal[1]
+    suite: Suite
+    config: ConfigRecord
+    machine: Machine
+    offered: list[Offered]
+    volatile: Facts  # time, load, memory: never compared
+    rows: list[Row]
+
+
+def _plain(value: Any) -> Any:
+    """JSON-ready copy: non-finite floats become strings, −0.0 and everything else stays."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def dumps(value: Any) -> str:
+    """One line of canonical JSON."""
+    return json.dumps(_plain(value), sort_keys=True, separators=(", ", ": "), allow_nan=False)
+
+
+def row_text(row: Row) -> str:
+    """A row's line in the file."""
+    return dumps(row.model_dump())
+
+
+def submission_text(submission: Submission, row_lines: list[str] | None = None) -> str:
+    """The canonical text of a submission; `row_lines` may bring rows already turned into text."""
+    head = submission.model_dump(exclude={"rows"})
+    lines = [row_text(row) for row in submission.rows] if row_lines is None else row_lines
+    entries = {name: dumps(value) for name, value in head.items()}
+    entries["rows"] = "[\n" + ",\n".join(lines) + "\n]" if lines else "[]"
+    body = ",\n".join(f'"{name}": {entries[name]}' for name in sorted(entries))
+    return "{\n" + body + "\n}\n"

@@ -1,0 +1,39 @@
+"""Names to objects, lazily: a backend's or case's module is imported when its name is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+from backends import BACKENDS
+from backends.base import Backend
+from bench.errors import UsageError, nearest
+from cases import CASES
+from cases.base import Case
+
+
+@cache
+def load_case(name: str) -> Case:
+    """The case registered as `name`; UsageError with the nearest name otherwise."""
+    if name not in CASES:
+        raise UsageError(f"unknown case '{name}'{nearest(name, CASES)}")
+    module, _, attribute = CASES[name].partition(":")
+    case: Case = getattr(importlib.import_module(module), attribute)()
+    return case
+
+
+def unavailable_reason(name: str) -> str | None:
+    """Why a backend cannot run here; None if it can."""
+    if name not in BACKENDS:
+        raise UsageError(f"unknown backend '{name}'{nearest(name, ['auto', *BACKENDS])}")
+    reason: str | None = importlib.import_module(BACKENDS[name]).unavailable_reason()
+    return reason
+
+
+@cache
+def load_backend(name: str) -> Backend:
+    """The backend registered as `name`; UsageError with the reason where it cannot run."""
+    if reason := unavailable_reason(name):
+        raise UsageError(f"backend '{name}' is not available here: {reason}")
+    backend: Backend = importlib.import_module(BACKENDS[name]).create()
+    return backend

@@ -1,0 +1,1 @@
+"""From result files to tables that people read: collect, tabulate, render."""

@@ -1,0 +1,102 @@
+"""What the rows of one machine say, in a few plain sentences. Every figure comes from a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.records import Row
+
+
+def findings(rows: Sequence[Row]) -> list[str]:
+    """Sentences about bias and leak of the stock kernels and the fixes; empty if nothing was measured."""
+    measured = [row for row in rows if row.status == "ok"]
+    return [*_bias(measured), *_leak(measured), *_range(measured)]
+
+
+def _of(rows: Sequence[Row], case: str, **params: object) -> list[Row]:
+    return [
+        row for row in rows
+        if row.case == case and row.dtype == "bfloat16"
+        and all(row.params.get(name) == value for name, value in params.items())
+    ]  # fmt: skip
+
+
+def _bias(rows: Sequence[Row]) -> list[str]:
+    """The headline of `bias/tie_break` at repeats 2, gap 12."""
+    points = _of(rows, "bias/tie_break", repeats=2, gap=12.0, value_sign="mixed")
+    stock = [row for row in points if row.kernel.endswith("/stock")]
+    if not stock:
+        return []
+    varied = [row for row in stock if row.params["row_jitter"] != 0] or stock
+    fine = [_implementation(row) for row in varied if row.verdict == "pass"]
+    lines = [
+        "Stock kernels where two keys share the row maximum: "
+        + _split("biased", _list(varied, "biased", "aligned_ulp_mean", "{:+.2f} ulp"), fine)
+    ]
+    for row in varied:
+        fixed = [
+            r for r in points
+            if r.kernel == f"{_implementation(row)}/stabilized" and r.options.get("beta") == 2.0
+        ]  # fmt: skip
+        if row.verdict != "biased" or not fixed:
+            continue
+        parts = [
+            f"{r.metrics['aligned_ulp_mean']:+.3f} ulp where row maxima "
+            + ("vary" if r.params["row_jitter"] else "are all the same") + f" ({r.verdict})"
+            for r in fixed
+        ]  # fmt: skip
+        lines.append(f"The paper's shift on {_implementation(row)}: " + ", ".join(parts) + ".")
+    return lines
+
+
+def _leak(rows: Sequence[Row]) -> list[str]:
+    """The headline of `bias/leak` with two sinks."""
+    points = _of(rows, "bias/leak", repeats=2, other_values="same_sign")
+    if not points:
+        return []
+    exact = points[0].metrics["true_dq_abs_mean"]
+    stock = [row for row in points if row.kernel.endswith("/stock")]
+    fine = [_implementation(row) for row in stock if row.verdict == "pass"]
+    lines = [
+        f"Stock kernels, dQ where the exact gradient is {exact:.0e}: "
+        + _split("leaking", _list(stock, "leaks", "leak_mean", "{:+.1e}"), fine)
+    ]
+    for fix in ("delta_fp32", "delta_dp", "stabilized"):
+        ratios = []
+        for row in stock:
+            fixed = [r for r in points if r.kernel == f"{_implementation(row)}/{fix}"]
+            if row.verdict == "leaks" and fixed:
+                before, after = row.metrics["leak_mean"], fixed[0].metrics["leak_mean"]
+                ratios.append(f"{_implementation(row)} {before:+.1e} → {after:+.1e}")
+        if ratios:
+            lines.append(f"With {fix}: " + ", ".join(ratios) + ".")
+    return lines
+
+
+def _range(rows: Sequence[Row]) -> list[str]:
+    """Where the shift of `bias/shift_range` ends."""
+    points = [
+        row for row in _of(rows, "bias/shift_range", sign="positive")
+        if row.verdict == "out_of_range"
+    ]  # fmt: skip
+    parts = [
+        f"{row.kernel} (β={row.options['beta']:g}) {row.metrics['row_max_limit']:.4g}"
+        for row in points if "beta" in row.options
+    ]  # fmt: skip
+    return ["Largest row maximum with a right result: " + ", ".join(parts) + "."] if parts else []
+
+
+def _implementation(row: Row) -> str:
+    return row.kernel.partition("/")[0]
+
+
+def _list(rows: Sequence[Row], verdict: str, metric: str, form: str) -> list[str]:
+    return [
+        f"{_implementation(row)} ({form.format(row.metrics[metric])})"
+        for row in rows if row.verdict == verdict
+    ]  # fmt: skip
+
+
+def _split(what: str, yes: list[str], no: list[str]) -> str:
+    """`biased: a, b; not biased: c.`"""
+    return f"{what}: {', '.join(yes) or 'none'}; not {what}: {', '.join(no) or 'none'}."

@@ -1,0 +1,202 @@
+"""Tables from rows: one cell a row, labels that name only what varies.
+
+The tables are plain data; `render.py` turns them into text, Markdown or CSV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bench.records import Row
+from bench.registry import load_case
+from bench.report.collect import Found
+from cases import CASES
+from cases.base import Headline, question
+
+# Parameters that set a threshold say how a verdict is reached, not what was measured.
+THRESHOLDS = frozenset({"floor_ulp", "min_z", "floor", "tolerance_ulp", "max_exponent"})
+AWAITED = {"NVIDIA A100": "a100", "NVIDIA RTX 4090": "4090", "NVIDIA H200": "h200",
+           "Ascend 910B": "910b"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one row says: text, verdict, and where the row stands."""
+
+    text: str
+    verdict: str = ""
+    found: Found | None = None
+
+
+@dataclass
+class Table:
+    """A titled grid. `note` says in plain words what the cells are."""
+
+    title: str
+    note: str
+    columns: list[str]
+    rows: list[tuple[str, list[Cell | None]]] = field(default_factory=list)
+    corner: str = "kernel"
+
+
+def headline(row: Row) -> Headline | None:
+    """How a row's case wants to be shown; None for a case that this version does not know."""
+    return load_case(row.case).headline if row.case in CASES else None
+
+
+def cell_text(row: Row) -> str:
+    """`+0.219±0.003 biased`; what was not measured says why in one word."""
+    if row.status != "ok":
+        return row.status
+    shown = headline(row)
+    if shown is None or shown.metric not in row.metrics:
+        return row.verdict
+    text = shown.form.format(row.metrics[shown.metric])
+    if shown.sem and (sem := row.metrics.get(shown.sem)) is not None:
+        text += "±" + shown.form.replace("+", "").format(sem)
+    return f"{text} {row.verdict}"
+
+
+def varying(rows: Sequence[Row]) -> list[str]:
+    """Names of the parameters that take more than one value in `rows`, in order of appearance."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in row.params.items():
+            if name not in THRESHOLDS:
+                values.setdefault(name, set()).add(repr(value))
+    return [name for name, seen in values.items() if len(seen) > 1]
+
+
+def point_label(row: Row, names: Sequence[str], dtype: bool) -> str:
+    """`repeats=2 gap=12`: the values of the varying parameters."""
+    parts = [f"{name}={_short(row.params[name])}" for name in names if name in row.params]
+    return " ".join(parts + ([row.dtype] if dtype else []))
+
+
+def kernel_label(row: Row, rows: Sequence[Row]) -> str:
+    """The kernel, with those of its options that vary among its own rows."""
+    own = [r for r in rows if r.kernel == row.kernel and r.backend == row.backend]
+    options = [
+        f"{name}={_short(value)}"
+        for name, value in row.options.items()
+        if len({repr(r.options.get(name)) for r in own}) > 1
+    ]
+    return " ".join([row.kernel, *options])
+
+
+def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
+    """One case on one machine: kernels down, parameter points across."""
+    rows = [f.row for f in found]
+    names, dtype = varying(rows), len({row.dtype for row in rows}) > 1
+    columns = list(dict.fromkeys(point_label(row, names, dtype) or "all" for row in rows))
+    grid: dict[str, list[Cell | None]] = {}
+    for f in found:
+        label = kernel_label(f.row, rows)
+        line = grid.setdefault(label, [None] * len(columns))
+        at = columns.index(point_label(f.row, names, dtype) or "all")
+        line[at] = Cell(cell_text(f.row), f.row.verdict, f)
+    shown = headline(rows[0])
+    note = question(load_case(case)) if case in CASES else ""
+    if shown:
+        note += f" Cells: {shown.label}; verdict."
+    return Table(f"{case} · {machine}", note, columns, list(grid.items()))
+
+
+def run_tables(found: Sequence[Found], machine: str) -> list[Table]:
+    """What a run shows at its end: one table if the points of all cases fit side by side."""
+    tables = [
+        case_table(case, [f for f in found if f.row.case == case], machine)
+        for case in dict.fromkeys(f.row.case for f in found)
+    ]
+    if sum(len(t.columns) for t in tables) > 6:
+        return tables
+    labels = list(dict.fromkeys(label for t in tables for label, _ in t.rows))
+    columns = [
+        f"{t.title.split(' · ')[0]} {c}".removesuffix(" all") for t in tables for c in t.columns
+    ]
+    merged = Table(f"bias and leak · {machine}", "", columns)
+    merged.title = f"{', '.join(t.title.split(' · ')[0] for t in tables)} · {machine}"
+    for label in labels:
+        cells: list[Cell | None] = []
+        for t in tables:
+            cells += dict(t.rows).get(label, [None] * len(t.columns))
+        merged.rows.append((label, cells))
+    return [merged]
+
+
+def summary_table(found: Sequence[Found]) -> Table:
+    """Case × kernel down, machines across; a cell counts the verdicts and shows the worst row."""
+    machines = sorted({f.machine for f in found})
+    table = Table(
+        "Summary", "Each cell: verdicts of all parameter points, and the largest value among them.",
+        machines, corner="case · kernel",
+    )  # fmt: skip
+    groups: dict[tuple[str, str], dict[str, list[Found]]] = {}
+    for f in found:
+        key = (f.row.case, f.row.kernel)
+        groups.setdefault(key, {}).setdefault(f.machine, []).append(f)
+    for (case, kernel), by_machine in groups.items():
+        cells = [_summary_cell(by_machine[m]) if m in by_machine else None for m in machines]
+        table.rows.append((f"{case} · {kernel}", cells))
+    return table
+
+
+def _summary_cell(found: list[Found]) -> Cell:
+    counts: dict[str, int] = {}
+    for f in found:
+        word = f.row.verdict if f.row.status == "ok" else f.row.status
+        counts[word] = counts.get(word, 0) + 1
+    words = ", ".join(f"{word} {n}/{len(found)}" for word, n in sorted(counts.items()))
+    worst = max(found, key=_size)
+    text = words
+    if worst.row.status == "ok" and worst.row.verdict != "pass":
+        text += f": {cell_text(worst.row).rpartition(' ')[0]}"
+    return Cell(text, worst.row.verdict, worst)
+
+
+def _size(f: Found) -> tuple[bool, float]:
+    """Sorts a group's rows: a failing verdict first, then by the size of the headline."""
+    shown = headline(f.row)
+    value = abs(f.row.metrics.get(shown.metric, 0.0)) if shown else 0.0
+    return f.row.verdict not in ("pass", ""), value if value == value else float("inf")
+
+
+def digest_table(found: Sequence[Found]) -> Table:
+    """Which machines agree bit for bit: one letter for each distinct digest of the outputs."""
+    machines = sorted({f.machine for f in found})
+    table = Table(
+        "Same bits?",
+        "Rows of determinism cases; equal letters are equal digests of all outputs, on equal inputs.",
+        machines, corner="case · kernel · point",
+    )  # fmt: skip
+    groups: dict[str, dict[str, Found]] = {}
+    chosen = [f for f in found if f.row.case.startswith("determinism/") and f.row.status == "ok"]
+    rows = [f.row for f in chosen]
+    for f in chosen:
+        point = point_label(f.row, varying([r for r in rows if r.case == f.row.case]), True)
+        label = f"{f.row.case} · {kernel_label(f.row, rows)} · {point}"
+        groups.setdefault(label, {})[f.machine] = f
+    for label, by_machine in groups.items():
+        letters: dict[tuple[tuple[str, str], ...], str] = {}
+        cells: list[Cell | None] = []
+        for machine in machines:
+            if machine not in by_machine:
+                cells.append(None)
+                continue
+            f = by_machine[machine]
+            bits = tuple(sorted(f.row.digests.items()))
+            letter = letters.setdefault(bits, chr(ord("A") + len(letters)))
+            cells.append(Cell(letter, f.row.verdict, f))
+        table.rows.append((label, cells))
+    return table
+
+
+def awaited(found: Sequence[Found]) -> list[str]:
+    """The chips of the paper's claim that nobody has submitted yet."""
+    slugs = {f.machine for f in found}
+    return [name for name, key in AWAITED.items() if not any(key in slug for slug in slugs)]
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,110 @@
+"""Reading and writing result files so that nothing is ever lost.
+
+A file is replaced atomically after every unit. One that cannot be read is kept aside as
+`.corrupt-N`; one that belongs to another plan (config, code or machine changed) as `.stale-N`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bench.errors import UsageError
+from bench.records import MAX_BYTES, Submission
+
+
+class BadFile(Exception):
+    """A file that is no submission; the text says why."""
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise BadFile(f"key {key!r} appears twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> Any:
+    raise BadFile(f"bare {text}: write it as a string")
+
+
+def read_submission(path: Path) -> tuple[Submission, str]:
+    """Parse a result file; returns it with its text. Raises BadFile with the reason."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise BadFile("not a regular file")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise BadFile(f"{size} bytes, at most {MAX_BYTES} are allowed")
+        text = path.read_bytes().decode("utf-8")
+        data = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except OSError as error:
+        raise BadFile(f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadFile(f"not UTF-8 text at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise BadFile(f"not JSON: {error.msg} at line {error.lineno}") from error
+    except (RecursionError, ValueError) as error:
+        raise BadFile(f"not readable JSON: {type(error).__name__}: {str(error)[:120]}") from error
+    try:
+        return Submission.model_validate(data), text
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadFile(f"not a submission: {where or 'top level'}: {first['msg']}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` atomically: the old or the new content is there at every moment."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8", newline="\n") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(temporary, path)
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Rename a file to the first free `<name>.<why>-N`."""
+    number = 1
+    while (target := path.with_name(f"{path.name}.{why}-{number}")).exists():
+        number += 1
+    os.rename(path, target)
+    return target
+
+
+def prepare_directory(path: Path) -> None:
+    """Make sure that results can be written under `path`, before anything is measured."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{path}: not a directory; give --results a directory") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot write results there: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep a second run away from the same result file."""
+    lock = path.with_name(f".{path.name}.lock")
+    with open(lock, "w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"{path}: another run is writing this file; wait for it") from error
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)

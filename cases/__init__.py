@@ -1,0 +1,17 @@
+"""What is measured. One file a case; this table is the registry.
+
+Adding a case: write `cases/<group>/<name>.py` with a class that follows `cases.base.Case`, and add
+its line here.
+"""
+
+CASES: dict[str, str] = {
+    "bias/bf16_addition": "cases.bias.bf16_addition:Bf16Addition",
+    "bias/tie_break": "cases.bias.tie_break:TieBreak",
+    "bias/normalizer": "cases.bias.normalizer:Normalizer",
+    "bias/leak": "cases.bias.leak:Leak",
+    "bias/shift_range": "cases.bias.shift_range:ShiftRange",
+    "bias/tile_size": "cases.bias.tile_size:TileSize",
+    "bias/low_rank": "cases.bias.low_rank:LowRank",
+    "determinism/run_to_run": "cases.determinism.run_to_run:RunToRun",
+    "determinism/batch_invariance": "cases.determinism.batch_invariance:BatchInvariance",
+}

@@ -1,0 +1,201 @@
+"""What a case is, and the little that every case needs: inputs of all seeds, the reference, digests.
+
+A case asks a kernel one question. It makes its inputs from integers (`bench.inputs`), judges the
+answer against FP64 (`bench.reference`) and returns metrics; its verdict is a function of parameters
+and metrics alone, so that anyone can recompute it from a result file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from backends.base import Backend, Kernel
+from bench.inputs import Inputs, digest, stack_seeds
+from bench.metrics import input_metrics, output_metrics
+from bench.numerics import FORMATS
+from bench.reference import Reference, attention_reference
+
+Metrics = dict[str, float]
+
+
+class CaseParams(BaseModel):
+    """Base of a case's parameters; strict, so that a config's typo is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class BiasParams(CaseParams):
+    """A bias is called one when it passes both thresholds."""
+
+    floor_ulp: Annotated[float, Field(ge=0, le=1)] = 0.05  # in ulps of the output
+    min_z: Annotated[float, Field(ge=0, le=100)] = 5.0  # |mean| over its standard error
+
+
+@dataclass
+class Measurement:
+    """What a case found: numbers, digests (`inputs`, `o`, `lse`, `dq`, `dk`, `dv`) and curves."""
+
+    metrics: Metrics
+    digests: dict[str, str] = field(default_factory=dict)
+    series: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The metric that reports show: its name, what it says, how it is written, its standard error."""
+
+    metric: str
+    label: str  # with the unit
+    form: str = "{:+.3f}"
+    sem: str | None = None
+
+
+@runtime_checkable
+class Case(Protocol):
+    """One question about a kernel."""
+
+    name: str
+    version: int  # raised when inputs, metrics or verdict change meaning
+    Params: type[CaseParams]
+    headline: Headline
+
+    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
+        """The problem of one seed, on the host."""
+
+    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
+        """sha256 of the inputs of all seeds; anyone can recompute it without the machine."""
+
+    def run(
+        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
+    ) -> Measurement:
+        """Measure `kernel`. Raises `Unsupported` where the question does not apply."""
+
+    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+        """The finding in one word, from parameters and metrics alone."""
+
+
+class BaseCase:
+    """What cases share. Seeds are stacked along the batch dimension, so nothing loops over them."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    Params: ClassVar[type[CaseParams]]
+    headline: ClassVar[Headline]
+
+    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
+        raise NotImplementedError(f"{type(self).__name__}.inputs")
+
+    def problem(
+        self, params: CaseParams, dtype: torch.dtype, seeds: int
+    ) -> tuple[Inputs, Reference]:
+        """Inputs of all seeds, [seeds·B, H, T, D], and their reference; shared between kernels."""
+        return _problem(self, params, dtype, seeds)
+
+    def output_bias(
+        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
+    ) -> Measurement:
+        """Error of O in ulps and what the inputs expose a kernel to (forward pass alone)."""
+        inputs, ref = self.problem(params, dtype, seeds)
+        o, digests = forward_only(kernel, backend, inputs)
+        metrics = output_metrics(o, ref, FORMATS[dtype], seeds)
+        metrics |= _exposure(self, params, dtype, seeds)
+        return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)} | digests)
+
+    def all_inputs(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> Inputs:
+        """Inputs of all seeds alone, for cases that need no reference."""
+        return _inputs(self, params, dtype, seeds)[0]
+
+    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
+        """sha256 that identifies the inputs of a row."""
+        return _inputs(self, params, dtype, seeds)[1]
+
+
+@lru_cache(maxsize=2)
+def _inputs(
+    case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int
+) -> tuple[Inputs, str]:
+    stacked = stack_seeds([case.inputs(params, dtype, seed) for seed in range(seeds)])
+    return stacked, stacked.digest()
+
+
+@lru_cache(maxsize=2)
+def _problem(
+    case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int
+) -> tuple[Inputs, Reference]:
+    inputs, _ = _inputs(case, params, dtype, seeds)
+    return inputs, attention_reference(inputs)
+
+
+@lru_cache(maxsize=2)
+def _exposure(case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int) -> Metrics:
+    _, ref = _problem(case, params, dtype, seeds)
+    return input_metrics(ref, FORMATS[dtype], seeds)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """One forward and backward pass of a kernel, back on the host: o, dq, dk, dv in the dtype."""
+
+    o: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+    def digests(self) -> dict[str, str]:
+        return {name: digest(getattr(self, name)) for name in ("o", "dq", "dk", "dv")}
+
+
+def forward_backward(kernel: Kernel, backend: Backend, inputs: Inputs) -> Gradients:
+    """Run `kernel` with autograd on the backend's device, upstream gradient `inputs.do`."""
+    on_device = inputs.to(backend.device)
+    q, k, v = (x.clone().requires_grad_() for x in (on_device.q, on_device.k, on_device.v))
+    o = kernel(q, k, v, causal=inputs.causal, scale=inputs.scale)
+    dq, dk, dv = torch.autograd.grad(o, (q, k, v), on_device.do)
+    return Gradients(*(x.detach().cpu() for x in (o, dq, dk, dv)))
+
+
+def forward_only(kernel: Kernel, backend: Backend, inputs: Inputs) -> tuple[Tensor, dict[str, str]]:
+    """O of `kernel` on the host, with the digests of O and, where exposed, of LSE."""
+    x = inputs.to(backend.device)
+    with torch.no_grad():
+        result = kernel.forward(x.q, x.k, x.v, causal=x.causal, scale=x.scale)
+    digests = {"o": digest(result.o)}
+    if result.lse is not None:
+        digests["lse"] = digest(result.lse)
+    return result.o.cpu(), digests
+
+
+def bias_verdict(params: BiasParams, metrics: Metrics, stem: str = "aligned_ulp") -> str:
+    """`biased` where the mean passes the floor and is significant; `inconclusive` for one seed."""
+    if metrics.get("nonfinite_fraction", 0.0) > 0:
+        return "out_of_range"
+    if abs(metrics[f"{stem}_mean"]) <= params.floor_ulp:
+        return "pass"
+    z = metrics[f"{stem}_z"]
+    if z != z:
+        return "inconclusive"
+    return "biased" if abs(z) >= params.min_z else "pass"
+
+
+BIAS_HEADLINE = Headline(
+    "aligned_ulp_mean", "mean error of O in its own direction, ulp", "{:+.3f}", "aligned_ulp_sem"
+)
+
+
+def question(case: Case) -> str:
+    """The case's question in one line: what its file's first line says after the name."""
+    module = sys.modules[type(case).__module__]
+    return (module.__doc__ or "").splitlines()[0].partition(": ")[2]
+
+
+def documentation(case: Case) -> str:
+    """The case's docstring, dedented: claim, source, inputs, meaning of the verdicts, findings."""
+    return inspect.cleandoc(type(case).__doc__ or "")

@@ -1,0 +1,71 @@
+"""`bias/normalizer`: is the average of ones one?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from backends.base import Backend, Kernel
+from bench.inputs import Inputs
+from bench.metrics import over_seeds, per_seed
+from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_only
+from cases.sinks import sink_inputs
+
+PROBE = 0  # v's channel that is 1 for every key
+
+
+class Params(CaseParams):
+    repeats: Annotated[int, Field(ge=1, le=16)] = 3
+    gap: Annotated[float, Field(ge=0, le=80)] = 6.0
+    row_jitter: Annotated[float, Field(ge=0, le=8)] = 0.5
+
+
+class Normalizer(BaseCase):
+    """Claim (flash-attention pull request 2721): ℓ sums P in FP32 while P·V uses P cast to the storage
+    format, so with V = 1 the output is not exactly 1.
+
+    Inputs: those of `bias/tie_break` with v[…, 0] = 1 for every key; O[…, 0] must be 1 in every row.
+
+    Verdict: `pass` if every output is exactly 1, `inexact` if some are off, `biased` if their mean
+    is off by `min_z` = 5 standard errors.
+
+    Findings: with one representable P̄ = 1 on top the error hides below half an ulp; the shifts, which
+    make the largest P̄ non-representable, bring it out, and `consistent_l` removes it.
+    """
+
+    name = "bias/normalizer"
+    Params = Params
+    headline = Headline(
+        "normalizer_error_mean", "mean of O − 1 where V = 1", "{:+.1e}", "normalizer_error_sem"
+    )
+
+    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
+        assert isinstance(params, Params)
+        inputs = sink_inputs(
+            self.name, seed, dtype, sinks=list(range(params.repeats)), gap=params.gap,
+            row_jitter=params.row_jitter, value_sign="mixed",
+        )  # fmt: skip
+        inputs.v[..., PROBE] = 1
+        return inputs
+
+    def run(
+        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
+    ) -> Measurement:
+        inputs = self.all_inputs(params, dtype, seeds)
+        o, digests = forward_only(kernel, backend, inputs)
+        error = o[..., PROBE].double() - 1
+        metrics = {
+            **over_seeds("normalizer_error", per_seed(error, seeds).mean(1)),
+            "normalizer_error_max": float(error.abs().max()),
+            "normalizer_exact_fraction": float((error == 0).double().mean()),
+        }
+        return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)} | digests)
+
+    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+        if metrics["normalizer_error_max"] != metrics["normalizer_error_max"]:
+            return "out_of_range"
+        if metrics["normalizer_exact_fraction"] == 1:
+            return "pass"
+        return "biased" if abs(metrics["normalizer_error_z"]) >= 5 else "inexact"

@@ -1,0 +1,82 @@
+"""`determinism/batch_invariance`: does a row's result depend on what else is in the batch?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from backends.base import Backend, Kernel
+from bench.inputs import Inputs
+from cases.base import (
+    BaseCase,
+    CaseParams,
+    Gradients,
+    Headline,
+    Measurement,
+    Metrics,
+    forward_backward,
+)
+from cases.determinism.problems import ProblemParams, random_inputs
+
+OUTPUTS = ("o", "dq", "dk", "dv")
+
+
+class BatchInvariance(BaseCase):
+    """Question: is the result of a batch element the same bits when it is computed alone, and when its
+    neighbours stand in another order?
+
+    Metrics: for each output the share of its values that differ, `alone_…` and `reversed_…`;
+    `differing_max` is the largest.
+
+    Verdict: `pass` if every value is the same, `batch_dependent` otherwise. Stochastic rounding takes
+    its random bits from the element's position, so it depends on the order by design.
+    """
+
+    name = "determinism/batch_invariance"
+    Params = ProblemParams
+    headline = Headline(
+        "differing_max", "largest share of values that change with the batch", "{:.3g}"
+    )
+
+    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
+        assert isinstance(params, ProblemParams)
+        return random_inputs(self.name, params, dtype, seed)
+
+    def run(
+        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
+    ) -> Measurement:
+        inputs = self.all_inputs(params, dtype, seeds)
+        together = forward_backward(kernel, backend, inputs)
+        size = inputs.q.shape[0]
+        alone = [
+            forward_backward(kernel, backend, _take(inputs, torch.tensor([i]))) for i in range(size)
+        ]
+        order = torch.arange(size - 1, -1, -1)
+        flipped = forward_backward(kernel, backend, _take(inputs, order))
+        metrics: Metrics = {}
+        for name in OUTPUTS:
+            whole: Tensor = getattr(together, name)
+            single = torch.cat([getattr(g, name) for g in alone])
+            metrics[f"alone_{name}"] = _differing(whole, single)
+            metrics[f"reversed_{name}"] = _differing(whole, _reverse(flipped, name, order))
+        metrics["differing_max"] = max(metrics.values())
+        digests = {"inputs": self.inputs_digest(params, dtype, seeds)} | together.digests()
+        return Measurement(metrics, digests)
+
+    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+        return "pass" if metrics["differing_max"] == 0 else "batch_dependent"
+
+
+def _take(x: Inputs, index: Tensor) -> Inputs:
+    return Inputs(x.q[index], x.k[index], x.v[index], x.do[index], x.causal, x.scale)
+
+
+def _reverse(grads: Gradients, name: str, order: Tensor) -> Tensor:
+    reversed_back: Tensor = getattr(grads, name)[order]
+    return reversed_back
+
+
+def _differing(a: Tensor, b: Tensor) -> float:
+    """Share of values that are not equal; two NaN count as equal."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float((~same).double().mean())

@@ -1,0 +1,65 @@
+"""`determinism/run_to_run`: does the same call give the same bits?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from backends.base import Backend, Kernel
+from bench.inputs import Inputs
+from cases.base import (
+    BaseCase,
+    CaseParams,
+    Headline,
+    Measurement,
+    Metrics,
+    forward_backward,
+    forward_only,
+)
+from cases.determinism.problems import ProblemParams, random_inputs
+
+OUTPUTS = ("o", "lse", "dq", "dk", "dv")
+
+
+class Params(ProblemParams):
+    repeats: Annotated[int, Field(ge=2, le=10_000)] = 20
+
+
+class RunToRun(BaseCase):
+    """Question: over `repeats` forward and backward passes on the same inputs, in one process, with the
+    backend's deterministic mode on, how many different results does each output take?
+
+    Verdict: `pass` if every output has one digest, `nondeterministic` otherwise.
+    """
+
+    name = "determinism/run_to_run"
+    Params = Params
+    headline = Headline("distinct_max", "different results of one call", "{:.0f}")
+
+    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
+        assert isinstance(params, Params)
+        return random_inputs(self.name, params, dtype, seed)
+
+    def run(
+        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
+    ) -> Measurement:
+        assert isinstance(params, Params)
+        inputs = self.all_inputs(params, dtype, seeds)
+        seen: dict[str, set[str]] = {name: set() for name in OUTPUTS}
+        first: dict[str, str] = {}
+        for _ in range(params.repeats):
+            digests = forward_backward(kernel, backend, inputs).digests()
+            digests |= {
+                k: v for k, v in forward_only(kernel, backend, inputs)[1].items() if k == "lse"
+            }
+            first = first or digests
+            for name, value in digests.items():
+                seen[name].add(value)
+        metrics = {f"distinct_{name}": float(len(seen[name])) for name in first}
+        metrics["distinct_max"] = max(metrics.values())
+        return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)} | first)
+
+    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+        return "pass" if metrics["distinct_max"] == 1 else "nondeterministic"

@@ -1,0 +1,254 @@
+"""Command line of attnrepro: parse, call, print. `python runner.py --help`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)  # fmt: skip
+
+from bench.catalog import catalog, catalog_text
+from bench.compare import compare as compare_submissions
+from bench.compare import comparison_text
+from bench.engine import Request, Run, execute, prepare
+from bench.errors import UsageError
+from bench.plan import Unit
+from bench.records import Row, dumps
+from bench.report.collect import Found, all_rows, load_all
+from bench.report.findings import findings
+from bench.report.render import (
+    csv_report,
+    json_report,
+    markdown_report,
+    terminal_report,
+    text_table,
+)
+from bench.report.tables import run_tables
+from bench.store import BadFile, read_submission, write_text
+from bench.validate import validate_path
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+                  help="Reproducibility benchmark for low-precision attention.")  # fmt: skip
+messages = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
+Results = Annotated[Path, typer.Option(help="Where result files are kept.")]
+Glob = Annotated[str | None, typer.Option(help="Only units that match this glob.")]
+
+
+def say(text: str) -> None:
+    """Progress and messages go to stderr, results to stdout."""
+    messages.print(text)
+
+
+class ProgressBar:
+    """A bar with ETA on a terminal; elsewhere a line every tenth of the run."""
+
+    def __init__(self, run: Run):
+        self.total, self.done = len(run.todo), 0
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(),
+            console=messages, disable=not messages.is_terminal, transient=True,
+        )  # fmt: skip
+        self.task = self.bar.add_task("", total=self.total)
+
+    def started(self, unit: Unit) -> None:
+        self.bar.update(self.task, description=f"{unit.case} {unit.kernel}")
+
+    def finished(self, unit: Unit, row: Row) -> None:
+        self.done += 1
+        self.bar.advance(self.task)
+        if row.status == "error":
+            self.bar.console.print(f"error: {unit.case} {unit.kernel}: {row.reason}")
+        step = max(1, self.total // 10)
+        if not messages.is_terminal and (self.done % step == 0 or self.done == self.total):
+            say(f"{self.done}/{self.total} {unit.case} {unit.kernel}")
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A YAML file, see configs/.")],
+    results: Results = Path("results"),
+    backend: Glob = None,
+    kernel: Glob = None,
+    case: Glob = None,
+    force: Annotated[bool, typer.Option(help="Measure again what is already in the file.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print the plan and stop.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure what a config asks for, writing the result file after every unit."""
+    request = Request(config, results, backend, kernel, case, force)
+    planned = prepare(request)
+    say(f"{config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
+    if dry_run:
+        _print_plan(planned, as_json)
+        return
+    _terminate_like_ctrl_c()
+    watcher = ProgressBar(planned)
+    command = " ".join(["python runner.py run", *_arguments(request)])
+    try:
+        with watcher.bar:
+            execute(planned, request, watcher)
+    except KeyboardInterrupt:
+        kept = len(planned.selected_rows())
+        say(f"\nstopped: {kept} of {len(planned.units)} units are in {planned.path}")
+        say(f"resume with: {command}")
+        raise typer.Exit(130) from None
+    for note in planned.notes:
+        say(f"note: {note}")
+    _print_run(planned, as_json)
+    raise typer.Exit(1 if any(row.status == "error" for row in planned.selected_rows()) else 0)
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """Backends (with the reason where one is unavailable), kernels, cases, configs."""
+    found = catalog(Path("configs"))
+    print(dumps(found) if as_json else catalog_text(found))
+
+
+@app.command()
+def validate(
+    paths: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
+    as_json: Json = False,
+) -> None:
+    """Check result files; every problem is printed, and the exit code is 1 if there is one."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found |= validate_path(path)
+    if not found:
+        raise UsageError(f"{', '.join(map(str, paths))}: no result files (*.json) there")
+    if as_json:
+        print(json.dumps(found, indent=1, sort_keys=True))
+    else:
+        for file, problems in found.items():
+            print(f"{file}: {'ok' if not problems else f'{len(problems)} problems'}")
+            for problem in problems:
+                print(f"  {problem}")
+    raise typer.Exit(1 if any(found.values()) else 0)
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(help="A results folder or one file.")] = Path("results"),
+    format: Annotated[str, typer.Option(help="text, markdown, csv or json.")] = "text",
+    output: Annotated[Path | None, typer.Option("-o", help="Write to a file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tables over result files, for a terminal, as Markdown, CSV or JSON."""
+    loaded, problems = load_all(path)
+    for problem in problems:
+        say(f"left out: {problem}")
+    if not loaded:
+        raise UsageError(f"{path}: no readable result files (*.json) there")
+    found = all_rows(loaded)
+    base = output.parent if output else Path()
+    formats = {
+        "text": lambda: terminal_report(found),
+        "markdown": lambda: markdown_report(loaded, found, base),
+        "csv": lambda: csv_report(found),
+        "json": lambda: json_report(found),
+    }
+    chosen = "json" if as_json else format
+    if chosen not in formats:
+        raise UsageError(f"--format: '{chosen}'; allowed: {', '.join(formats)}")
+    text = formats[chosen]().rstrip("\n") + "\n"
+    if output is None:
+        print(text, end="")
+        return
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_text(output, text)
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
+    say(f"wrote {output}")
+
+
+@app.command()
+def compare(a: Path, b: Path, as_json: Json = False) -> None:
+    """Two result files: facts, bits and biases that differ."""
+    submissions = []
+    for path in (a, b):
+        try:
+            submissions.append(read_submission(path)[0])
+        except BadFile as problem:
+            raise UsageError(f"{path}: {problem}") from problem
+    result = compare_submissions(*submissions)
+    print(dumps(result.as_json()) if as_json else comparison_text(result, str(a), str(b)))
+
+
+def _print_plan(planned: Run, as_json: bool) -> None:
+    done = {unit.key for unit in planned.units} & planned.rows.keys()
+    if as_json:
+        units = [vars(unit) for unit in planned.units]
+        print(dumps({"path": str(planned.path), "units": units}))
+        return
+    for unit in planned.units:
+        params = " ".join(f"{k}={v}" for k, v in unit.params.items())
+        options = " ".join(f"{k}={v}" for k, v in unit.options.items() if v is not None)
+        mark = "done  " if unit.key in done else ""
+        print(f"{mark}{unit.case}  {unit.kernel}  {unit.dtype}  {params}  [{options}]")
+
+
+def _print_run(planned: Run, as_json: bool) -> None:
+    rows = planned.selected_rows()
+    if as_json:
+        print(dumps({"path": str(planned.path), "rows": [row.model_dump() for row in rows]}))
+        return
+    found = [Found(row, None, i) for i, row in enumerate(rows)]
+    print()
+    for table in run_tables(found, planned.machine.slug):
+        print(text_table(table), end="\n\n")
+    for line in findings(rows):
+        print(f"* {line}")
+    print(f"\nresult file: {planned.path}")
+    print(f"next: python runner.py validate {planned.path}")
+
+
+def _arguments(request: Request) -> list[str]:
+    arguments = [str(request.config)]
+    if request.results != Path("results"):
+        arguments += ["--results", str(request.results)]
+    for flag in ("backend", "kernel", "case"):
+        if (pattern := getattr(request, flag)) is not None:
+            arguments += [f"--{flag}", f"'{pattern}'"]
+    return arguments
+
+
+def _terminate_like_ctrl_c() -> None:
+    """A polite kill ends a run as Ctrl-C does: file intact, how to resume."""
+
+    def stop(number: int, frame: FrameType | None) -> Any:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def main() -> None:
+    """Usage errors are one line on stderr and exit code 2."""
+    try:
+        app()
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # `| head` closed the pipe
+        sys.stderr.close()
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Imports point one way, every case and backend is registered, and nothing vendor-specific loads early."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends import BACKENDS
+from bench.registry import load_backend, load_case
+from cases import CASES
+from cases.base import Case, documentation, question
+
+ROOT = Path(__file__).resolve().parent.parent
+# Who may import whom. `backends` knows nothing of cases; cases see only the protocols of backends.
+FORBIDDEN = {
+    "backends": ("cases", "runner", "bench.engine", "bench.plan", "bench.report"),
+    "cases": ("runner", "bench.engine", "bench.plan", "bench.report", "backends.kernels", "backends.cpu"),
+    "bench": ("runner", "backends.kernels", "backends.cpu"),
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_imports_point_one_way(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        if "speed" in path.parts:
+            continue  # benchmarks time concrete code
+        for name in imports_of(path):
+            for forbidden in FORBIDDEN[package]:
+                assert name != forbidden, f"{path} imports {name}"
+                assert not name.startswith(forbidden + "."), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_is_registered_under_its_name_and_documented(name: str) -> None:
+    case = load_case(name)
+    assert isinstance(case, Case)
+    assert case.name == name
+    assert question(case).endswith("?") or name == "bias/bf16_addition"
+    assert "Verdict:" in documentation(case)
+
+
+def test_every_case_file_is_registered() -> None:
+    modules = {target.partition(":")[0] for target in CASES.values()}
+    helpers = {"cases.base", "cases.sinks", "cases.determinism.problems"}
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "cases").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert files - helpers == modules
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_backend_loads_or_says_why(name: str) -> None:
+    from bench.registry import unavailable_reason
+
+    if reason := unavailable_reason(name):
+        assert len(reason) > 10
+        return
+    backend = load_backend(name)
+    assert backend.name == name
+    for kernel_name, kernel in backend.kernels().items():
+        assert kernel.name == kernel_name
+        assert set(kernel.option_names) <= set(type(kernel.options).model_fields)
+
+
+def test_listing_imports_no_vendor_package() -> None:
+    code = (
+        "import sys; sys.argv = ['runner.py', 'list']\n"
+        "import runner\n"
+        "try:\n    runner.main()\nexcept SystemExit:\n    pass\n"
+        "bad = {'torch_npu', 'triton', 'flash_attn'} & set(sys.modules)\n"
+        "print(sorted(bad), file=sys.stderr); sys.exit(bool(bad))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
