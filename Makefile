@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint bench report clean
 
 run: $(VENV)/run.done
 	$(BIN)/python runner.py run configs/quick.yaml
@@ -19,6 +19,9 @@ lint: $(VENV)/dev.done
 
 bench: $(VENV)/dev.done
 	$(BIN)/python -m pytest bench/speed --benchmark-json results/speed.json
+
+report: $(VENV)/run.done
+	$(BIN)/python runner.py report results --format markdown -o results/REPORT.md
 
 $(VENV)/run.done: requirements.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, this is {v.major}.{v.minor}: make run PYTHON=python3.12")'

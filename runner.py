@@ -27,15 +27,9 @@ from bench.engine import Request, Run, execute, prepare
 from bench.errors import UsageError
 from bench.plan import Unit
 from bench.records import Row, dumps
-from bench.report.collect import Found, all_rows, load_all
+from bench.report.collect import Found, load_all
 from bench.report.findings import findings
-from bench.report.render import (
-    csv_report,
-    json_report,
-    markdown_report,
-    terminal_report,
-    text_table,
-)
+from bench.report.render import FORMATS, render, text_table
 from bench.report.tables import run_tables
 from bench.store import BadFile, read_submission, write_text
 from bench.validate import validate_path
@@ -150,23 +144,15 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Tables over result files, for a terminal, as Markdown, CSV or JSON."""
+    chosen = "json" if as_json else format
+    if chosen not in FORMATS:
+        raise UsageError(f"--format: '{chosen}'; allowed: {', '.join(FORMATS)}")
     loaded, problems = load_all(path)
     for problem in problems:
         say(f"left out: {problem}")
     if not loaded:
         raise UsageError(f"{path}: no readable result files (*.json) there")
-    found = all_rows(loaded)
-    base = output.parent if output else Path()
-    formats = {
-        "text": lambda: terminal_report(found),
-        "markdown": lambda: markdown_report(loaded, found, base),
-        "csv": lambda: csv_report(found),
-        "json": lambda: json_report(found),
-    }
-    chosen = "json" if as_json else format
-    if chosen not in formats:
-        raise UsageError(f"--format: '{chosen}'; allowed: {', '.join(formats)}")
-    text = formats[chosen]().rstrip("\n") + "\n"
+    text = render(chosen, loaded, output.parent if output else Path())
     if output is None:
         print(text, end="")
         return
@@ -241,13 +227,21 @@ def _terminate_like_ctrl_c() -> None:
 def main() -> None:
     """Usage errors are one line on stderr and exit code 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except typer.Abort:
+        sys.exit(130)
     except BrokenPipeError:  # `| head` closed the pipe
         sys.stderr.close()
         sys.exit(141)
+    except Exception as error:  # typer's own errors: a wrong command, flag or argument
+        if not hasattr(error, "format_message"):
+            raise
+        if message := error.format_message():
+            print(f"error: {message} (see --help)", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def read_config(path: Path) -> tuple[Config, str]:
     try:
         size = path.stat().st_size
         if not path.is_file():
-            raise UsageError(f"{path}: not a file")
+            raise UsageError(f"{path}: not a file; name one config, for example configs/quick.yaml")
         if size > MAX_CONFIG_BYTES:
             raise UsageError(f"{path}: {size} bytes; a config has at most {MAX_CONFIG_BYTES}")
         text = path.read_bytes().decode("utf-8")
@@ -122,6 +122,8 @@ def explain(error: ValidationError, *models: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         known = {name for model in models for name in model.model_fields}
         return f"{path}: unknown key{nearest(str(first['loc'][-1]), known)}"
+    if first["type"] == "value_error":  # raised by a model's own check, which names what is wrong
+        return f"{path}: {first['ctx']['error']}".removeprefix(": ")
     message = first["msg"][0].lower() + first["msg"][1:]
     got = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
     return f"{path}: {message}{got}"

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from pydantic import ValidationError
 
 from backends import BACKENDS
 from backends.base import Backend, Kernel, Unsupported
-from bench.config import Config, read_config, sha256_text
+from bench.config import Config, explain, read_config, sha256_text
+from bench.errors import UsageError
 from bench.machine import describe_machine, volatile_facts
 from bench.plan import Unit, filter_units, make_plan
 from bench.records import (
@@ -80,13 +82,12 @@ class Watcher(Protocol):
 
 def prepare(request: Request) -> Run:
     """Read the config and plan the run; nothing is written. Raises UsageError."""
-    from bench.errors import UsageError
-
     config, text = read_config(request.config)
     try:
         backends = [load_backend(name) for name in _backend_names(config.backends)]
         offered = offered_kernels(backends)
         plan = make_plan(config, offered)
+        _check_options(plan, backends)
     except UsageError as error:
         raise UsageError(f"{request.config}: {error}") from error
     used = {unit.backend for unit in plan}
@@ -155,8 +156,13 @@ def run_unit(unit: Unit, kernel: Kernel, backend: Backend) -> Row:
     except Unsupported as reason:
         fields |= {"status": "unsupported", "reason": str(reason)[:500]}
     except Exception as error:  # a kernel may fail in any way; the run goes on
-        fields |= {"status": "error", "reason": f"{type(error).__name__}: {error}"[:500]}
+        fields |= {"status": "error", "reason": _one_line(error)}
     return Row(**fields, wall_s=round(time.perf_counter() - start, 4))
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:500]
 
 
 def offered_kernels(backends: Sequence[Backend]) -> list[Offered]:
@@ -181,6 +187,23 @@ def thin(curve: list[float]) -> list[float]:
         return curve
     last = len(curve) - 1
     return [curve[round(i * last / (MAX_SERIES - 1))] for i in range(MAX_SERIES)]
+
+
+def _check_options(plan: Sequence[Unit], backends: Sequence[Backend]) -> None:
+    """Refuse a config whose option values a kernel does not take, before anything runs."""
+    kernels = {backend.name: backend.kernels() for backend in backends}
+    seen: set[str] = set()
+    for unit in plan:
+        chosen = f"{unit.backend} {unit.kernel} {unit.options}"
+        if chosen in seen:
+            continue
+        seen.add(chosen)
+        kernel = kernels[unit.backend][unit.kernel]
+        try:
+            kernel.configure(**unit.options)
+        except ValidationError as error:
+            problem = explain(error, type(kernel.options))
+            raise UsageError(f"options.{problem} ({unit.kernel})") from error
 
 
 def _backend_names(wanted: list[str]) -> list[str]:

@@ -68,7 +68,7 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
             try:
                 full = case.Params.model_validate(point).model_dump()
             except ValidationError as error:
-                raise UsageError(f"{where}.params.{explain(error, case.Params)}") from error
+                raise UsageError(f"{where}.params: {explain(error, case.Params)}") from error
             for kernel in kernels:
                 for chosen in _product({k: v for k, v in options.items() if k in kernel.options}):
                     unit = Unit(

@@ -11,7 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.records import dumps
-from bench.report.collect import Found, Loaded
+from bench.report.collect import Found, Loaded, all_rows
 from bench.report.findings import findings
 from bench.report.tables import (
     Cell,
@@ -21,6 +21,18 @@ from bench.report.tables import (
     digest_table,
     summary_table,
 )  # fmt: skip
+
+FORMATS = ("text", "markdown", "csv", "json")
+
+
+def render(form: str, loaded: list[Loaded], base: Path) -> str:
+    """The report in one of FORMATS; links of Markdown are relative to the folder `base`."""
+    found = all_rows(loaded)
+    if form == "markdown":
+        text = markdown_report(loaded, found, base)
+    else:
+        text = {"text": terminal_report, "csv": csv_report, "json": json_report}[form](found)
+    return text.rstrip("\n") + "\n"
 
 
 def text_table(table: Table) -> str:
@@ -42,7 +54,7 @@ def markdown_table(table: Table, base: Path) -> str:
     return f"{table.note}\n\n{grid}"
 
 
-def terminal_report(found: list[Found]) -> str:
+def terminal_report(found: Sequence[Found]) -> str:
     """Summary, determinism and what is missing, for a terminal."""
     parts = [text_table(summary_table(found))]
     digests = digest_table(found)
@@ -53,7 +65,7 @@ def terminal_report(found: list[Found]) -> str:
     return "\n\n".join(parts)
 
 
-def markdown_report(loaded: list[Loaded], found: list[Found], base: Path) -> str:
+def markdown_report(loaded: list[Loaded], found: Sequence[Found], base: Path) -> str:
     """The whole report in Markdown."""
     out = ["# Results", ""]
     out += [

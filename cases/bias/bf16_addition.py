@@ -1,4 +1,4 @@
-"""`bias/bf16_addition`: the paper's example, as arithmetic and through a kernel."""
+"""`bias/bf16_addition`: does an exact tie follow its residue, as in the paper's example?"""
 
 from __future__ import annotations
 

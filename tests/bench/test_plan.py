@@ -1,0 +1,84 @@
+"""Lists multiply, options go only to the kernels that have them, names are checked."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.config import parse_config
+from bench.errors import UsageError
+from bench.plan import Unit, filter_units, make_plan
+from bench.records import Offered
+
+OFFERED = [
+    Offered(backend="cpu", kernel="eager/stock", dtypes=["bfloat16", "float32"], options={"tile": 128}),
+    Offered(backend="cpu", kernel="eager/stabilized", dtypes=["bfloat16"], options={"tile": 128, "beta": 2.0}),
+    Offered(backend="cpu", kernel="closed/stock", dtypes=["bfloat16"], options={}),
+]  # fmt: skip
+
+
+def plan(cases: str, head: str = "") -> list[Unit]:
+    text = f"version: 1\nname: x\n{head}cases:\n{cases}"
+    return make_plan(parse_config(text, "x"), OFFERED)
+
+
+def test_lists_multiply_and_defaults_are_filled_in() -> None:
+    units = plan("  - case: bias/tie_break\n    params: {repeats: [1, 2, 3], gap: [6, 12]}\n")
+    assert len(units) == 3 * 2 * len(OFFERED)
+    assert units[0].params["value_sign"] == "mixed"
+    assert units[0].params["gap"] == 6.0
+    assert [u.kernel for u in units[:3]] == [o.kernel for o in OFFERED], "kernels share the inputs"
+
+
+def test_options_reach_only_kernels_that_have_them() -> None:
+    units = plan("  - case: bias/tie_break\n    options: {beta: [2, 7], tile: 64}\n")
+    assert [(u.kernel, u.options) for u in units] == [
+        ("eager/stock", {"tile": 64}),
+        ("eager/stabilized", {"tile": 64, "beta": 2}),
+        ("eager/stabilized", {"tile": 64, "beta": 7}),
+        ("closed/stock", {}),
+    ]
+
+
+def test_equal_units_of_two_entries_run_once() -> None:
+    entry = "  - case: bias/tie_break\n"
+    assert len(plan(entry + entry)) == len(OFFERED)
+
+
+def test_seeds_and_dtype_are_part_of_the_key() -> None:
+    units = plan("  - case: bias/leak\n    seeds: 3\n    params: {dtype: [bfloat16, float32]}\n")
+    assert {u.seeds for u in units} == {3}
+    assert len({u.key for u in units}) == len(units) == 2 * len(OFFERED)
+
+
+@pytest.mark.parametrize(
+    ("cases", "head", "expected"),
+    [
+        ("  - case: bias/tie_brake\n", "", "cases[0].case: unknown case 'bias/tie_brake'; did you mean 'bias/tie_break'?"),
+        ("  - case: bias/leak\n    params: {repeat: 1}\n", "", "cases[0].params: repeat: unknown key; did you mean 'repeats'?"),
+        ("  - case: bias/leak\n    params: {repeats: [1, two]}\n", "", "repeats: input should be a valid integer, got 'two'"),
+        ("  - case: bias/leak\n    params: {repeats: []}\n", "", "cases[0].params.repeats: an empty list"),
+        ("  - case: bias/leak\n    params: {repeats: [[1]]}\n", "", "a list, expected plain values"),
+        ("  - case: bias/leak\n    params: {dtype: bf16}\n", "", "params.dtype: 'bf16'; did you mean 'bfloat16'?"),
+        ("  - case: bias/leak\n    options: {betta: 2}\n", "", "options.betta: no selected kernel has this option; did you mean 'beta'?"),
+        ("  - case: bias/leak\n", "kernels: [eager/stok]\n", "unknown kernel 'eager/stok'; did you mean 'eager/stock'?"),
+        ("  - case: bias/leak\n", "kernels: ['tritn/*']\n", "match no kernel"),
+        ("  - case: bias/leak\n    kernels: ['closed/stok']\n", "", "cases[0].kernels: unknown kernel"),
+        ("  - case: determinism/run_to_run\n    params: {heads: 3, kv_heads: 2}\n", "", "heads: 3 is not a multiple"),
+        ("  - case: bias/leak\n    params: {gap: [" + "1," * 20_000 + "1]}\n", "", "at most 20000"),
+    ],
+)  # fmt: skip
+def test_wrong_plans_say_where_and_what_is_allowed(cases: str, head: str, expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(cases, head)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_filters_are_globs_and_say_which_one_leaves_nothing() -> None:
+    units = plan("  - case: bias/tie_break\n  - case: bias/leak\n")
+    assert {u.case for u in filter_units(units, None, None, "bias/l*")} == {"bias/leak"}
+    assert len(filter_units(units, "cpu", "*/stock", None)) == 4
+    with pytest.raises(
+        UsageError, match="--kernel 'eager/stok' matches no unit; did you mean 'eager/stock'"
+    ):
+        filter_units(units, None, "eager/stok", None)

@@ -1,0 +1,194 @@
+"""Tables: one cell a row, labels that name what varies, links to the row's line, nothing hostile."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.records import Row
+from bench.report.collect import Found, all_rows, load_all
+from bench.report.findings import findings
+from bench.report.render import (
+    csv_report,
+    json_report,
+    markdown_report,
+    render,
+    terminal_report,
+    text_table,
+)
+from bench.report.tables import (
+    awaited,
+    case_table,
+    cell_text,
+    digest_table,
+    run_tables,
+    summary_table,
+)
+from conftest import RunIt
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def row(
+    kernel: str = "eager-stored/stock",
+    verdict: str = "biased",
+    mean: float = 0.219,
+    **fields: object,
+) -> Row:
+    base: dict[str, object] = {
+        "case": "bias/tie_break", "case_version": 1, "kernel": kernel, "backend": "cpu",
+        "dtype": "bfloat16", "options": {"tile": 128}, "seeds": 2, "status": "ok", "verdict": verdict,
+        "params": {"repeats": 2, "gap": 12.0, "row_jitter": 0.5, "value_sign": "mixed", "min_z": 5.0},
+        "metrics": {"aligned_ulp_mean": mean, "aligned_ulp_sem": 0.003},
+    }  # fmt: skip
+    return Row(**(base | fields))  # type: ignore[arg-type]
+
+
+def found(*rows: Row) -> list[Found]:
+    return [Found(r, None, i) for i, r in enumerate(rows)]
+
+
+def test_a_cell_shows_value_error_and_verdict() -> None:
+    assert cell_text(row()) == "+0.219±0.003 biased"
+    assert cell_text(row(status="unsupported", reason="x", verdict="", metrics={})) == "unsupported"
+
+
+def test_labels_name_only_what_varies() -> None:
+    points = [
+        {"repeats": r, "gap": 12.0, "row_jitter": j, "min_z": z}
+        for r, j, z in [(1, 0.5, 5.0), (2, 0.0, 4.0)]
+    ]
+    table = case_table("bias/tie_break", found(*(row(params=p) for p in points)), "here")
+    assert table.columns == ["repeats=1 row_jitter=0.5", "repeats=2 row_jitter=0"]
+    assert [label for label, _ in table.rows] == ["eager-stored/stock"]
+
+
+def test_options_that_vary_make_rows_of_their_own() -> None:
+    table = case_table(
+        "bias/tie_break", found(row(options={"tile": 64}), row(options={"tile": 0})), "here"
+    )
+    assert [label for label, _ in table.rows] == [
+        "eager-stored/stock tile=64",
+        "eager-stored/stock tile=0",
+    ]
+
+
+def test_no_row_hides_another() -> None:
+    """Rows that differ in any key field have cells of their own."""
+    rows = [
+        row(params={"repeats": r}, dtype=d, options={"tile": t})
+        for r in (1, 2) for d in ("bfloat16", "float16") for t in (64, 128)
+    ]  # fmt: skip
+    table = case_table("bias/tie_break", found(*rows), "here")
+    assert sum(cell is not None for _, cells in table.rows for cell in cells) == len(rows)
+
+
+def test_summary_counts_verdicts_and_shows_the_worst() -> None:
+    rows = found(
+        row(), row(verdict="pass", mean=0.9), row(mean=-0.4), row(kernel="a/b", verdict="pass")
+    )
+    table = summary_table(rows)
+    cells = {label: cells[0].text for label, cells in table.rows if cells[0]}
+    assert cells["bias/tie_break · eager-stored/stock"] == "biased 2/3, pass 1/3: -0.400±0.003"
+    assert cells["bias/tie_break · a/b"] == "pass 1/1"
+
+
+def test_many_points_make_a_table_a_case() -> None:
+    many = found(*(row(params={"repeats": r}) for r in range(1, 9)), row(case="bias/normalizer"))
+    assert len(run_tables(many, "here")) == 2
+    assert len(run_tables(many[-2:], "here")) == 1
+
+
+def test_equal_digests_share_a_letter(run_tiny: RunIt, tmp_path: Path) -> None:
+    def bits(o: str) -> Row:
+        return row(
+            case="determinism/run_to_run",
+            digests={"o": o * 64},
+            metrics={"distinct_max": 1.0},
+            verdict="pass",
+        )
+
+    class On(Found):
+        machine = property(lambda self: f"machine-{self.index}")  # type: ignore[assignment]
+
+    rows = [On(bits(o), None, i) for i, o in enumerate("aba")]
+    table = digest_table(rows)
+    assert [cell.text for cell in table.rows[0][1] if cell] == ["A", "B", "A"]
+
+
+def test_what_is_missing_is_named() -> None:
+    assert awaited([]) == ["NVIDIA A100", "NVIDIA RTX 4090", "NVIDIA H200", "Ascend 910B"]
+
+
+def test_findings_quote_the_rows() -> None:
+    lines = findings([
+        row(), row("sdpa-math/stock", "pass", -0.02),
+        row("eager-stored/stabilized", "pass", 0.004, options={"beta": 2.0}),
+    ])  # fmt: skip
+    assert lines[0].endswith("biased: eager-stored (+0.22 ulp); not biased: sdpa-math.")
+    assert "eager-stored: +0.004 ulp where row maxima vary (pass)" in lines[1]
+    assert findings([]) == []
+
+
+def test_reports_of_a_real_file(run_tiny: RunIt, tmp_path: Path) -> None:
+    path = run_tiny().path
+    loaded, problems = load_all(tmp_path / "results")
+    assert problems == []
+    rows = all_rows(loaded)
+    text = terminal_report(rows)
+    assert "bias/shift_range · eager-fused/stabilized" in text
+    assert "Awaiting submission: NVIDIA A100" in text
+    markdown = markdown_report(loaded, rows, tmp_path / "results")
+    line = next(
+        i
+        for i, t in enumerate(path.read_text().splitlines(), 1)
+        if '"kernel": "eager-fused/stabilized"' in t and '"case"' in t
+    )
+    assert f"({path.parent.name}/tiny.json#L{line})" in markdown
+    table = list(csv.DictReader(io.StringIO(csv_report(rows))))
+    assert len(table) == len(rows)
+    limits = {r["kernel"]: float(r["row_max_limit"]) for r in table}
+    assert limits["eager-fused/stabilized"] == rows_limit(rows)
+    assert len(json.loads(json_report(rows))["rows"]) == len(rows)
+
+
+def rows_limit(rows: list[Found]) -> float:
+    return next(f.row for f in rows if f.row.kernel == "eager-fused/stabilized").metrics[
+        "row_max_limit"
+    ]
+
+
+def test_unreadable_files_are_left_out_and_named(run_tiny: RunIt, tmp_path: Path) -> None:
+    (run_tiny().path.parent / "bad.json").write_text("nope")
+    loaded, problems = load_all(tmp_path / "results")
+    assert len(loaded) == 1
+    assert "bad.json: not JSON" in problems[0]
+
+
+def test_text_of_a_file_cannot_become_markup(tmp_path: Path, run_tiny: RunIt) -> None:
+    run_tiny()
+    loaded, _ = load_all(tmp_path / "results")
+    loaded[0].submission.machine.versions["torch"] = "<script>alert(1)</script>|[x](http://x)"
+    loaded[0].submission.rows[0].verdict = "<b>**|"
+    markdown = markdown_report(loaded, all_rows(loaded), tmp_path)
+    assert "<script" not in markdown.replace("\\<", "")
+    assert "[x](" not in markdown
+    assert "<b>" not in markdown.replace("\\<", "")
+
+
+def test_text_table_is_aligned() -> None:
+    lines = text_table(case_table("bias/tie_break", found(row(), row("a/b")), "here")).splitlines()
+    assert lines[0] == "bias/tie_break · here"
+    assert lines[-1].startswith("a/b ")
+
+
+@pytest.mark.skipif(not (ROOT / "results" / "REPORT.md").exists(), reason="no committed report")
+def test_the_committed_report_is_up_to_date() -> None:
+    loaded, problems = load_all(ROOT / "results")
+    assert problems == []
+    text = render("markdown", loaded, ROOT / "results")
+    assert (ROOT / "results" / "REPORT.md").read_text() == text, "run: make report"

@@ -1,0 +1,185 @@
+"""A good file passes; every kind of tampering is found, and all problems are reported at once."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.records import Submission, submission_text
+from bench.store import read_submission
+from bench.validate import validate_file, validate_path
+from conftest import RunIt
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def good(run_tiny: RunIt) -> Path:
+    return run_tiny().path
+
+
+def edited(path: Path, edit: Callable[[Submission], None]) -> list[str]:
+    submission, _ = read_submission(path)
+    edit(submission)
+    path.write_text(submission_text(submission))
+    return validate_file(path)
+
+
+def test_a_fresh_file_is_valid(good: Path) -> None:
+    assert validate_file(good) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*.json")), ids=lambda p: p.name)
+def test_committed_results_are_valid(path: Path) -> None:
+    assert validate_file(path) == []
+
+
+def set_verdict(s: Submission) -> None:
+    s.rows[0].verdict = "out_of_range"
+
+
+def set_metric(s: Submission) -> None:
+    row = next(row for row in s.rows if row.kernel == "eager-fused/stabilized")
+    row.metrics["row_max_limit"] = math.inf
+
+
+def drop_metric(s: Submission) -> None:
+    del s.rows[0].metrics["row_max_limit"]
+
+
+def huge_metric(s: Submission) -> None:
+    s.rows[0].metrics["wrong_fraction"] = 1e300
+
+
+def set_digest(s: Submission) -> None:
+    s.rows[0].digests["inputs"] = "0" * 64
+
+
+def drop_row(s: Submission) -> None:
+    del s.rows[3]
+
+
+def repeat_row(s: Submission) -> None:
+    s.rows.append(s.rows[0])
+
+
+def foreign_row(s: Submission) -> None:
+    s.rows[0].params["repeats"] = 5
+
+
+def set_seeds(s: Submission) -> None:
+    s.rows[0].seeds = 7
+
+
+def set_hash(s: Submission) -> None:
+    s.config.sha256 = "0" * 64
+
+
+def set_text(s: Submission) -> None:
+    s.config.text = s.config.text.replace("name: tiny", "name: other")
+
+
+def set_slug(s: Submission) -> None:
+    s.machine.slug = "nvidia-h200"
+
+
+def drop_facts(s: Submission) -> None:
+    s.machine.backends["gpu"] = s.machine.backends.pop("cpu")
+
+
+def set_time(s: Submission) -> None:
+    s.rows[0].wall_s = -1
+
+
+def fail_without_reason(s: Submission) -> None:
+    s.rows[0].status = "error"
+    s.rows[0].metrics, s.rows[0].digests, s.rows[0].verdict = {}, {}, ""
+
+
+def fail_with_results(s: Submission) -> None:
+    s.rows[0].status, s.rows[0].reason = "error", "MemoryError"
+
+
+def home_path(s: Submission) -> None:
+    s.rows[0].launch["library"] = "/home/someone/lib.so"
+
+
+def mail(s: Submission) -> None:
+    s.volatile["note"] = "someone@example.org"
+
+
+def address(s: Submission) -> None:
+    s.machine.os["node"] = "192.168.1.20"
+
+
+def user(s: Submission) -> None:
+    s.volatile["user"] = "someone"
+
+
+def old_case(s: Submission) -> None:
+    s.rows[0].case_version = 99
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (set_verdict, "verdict 'out_of_range', but its metrics give 'pass'"),
+        (set_metric, "verdict 'out_of_range', but its metrics give 'pass'"),
+        (drop_metric, "metrics: 'row_max_limit' is missing"),
+        (huge_metric, "beyond any measurement"),
+        (set_digest, "digests.inputs: not the inputs"),
+        (drop_row, "1 of 9 planned rows are missing"),
+        (repeat_row, "1 rows appear twice"),
+        (foreign_row, "1 rows are not in the plan"),
+        (set_seeds, "digests.inputs: not the inputs"),
+        (set_hash, "config.sha256: does not match"),
+        (set_text, "config.name: 'tiny', but the text says 'other'"),
+        (set_slug, "machine.slug: 'nvidia-h200', but"),
+        (drop_facts, "backend 'cpu' has no facts"),
+        (set_time, "wall_s"),
+        (fail_without_reason, "without a reason"),
+        (fail_with_results, "status 'error' with results"),
+        (home_path, "holds a path"),
+        (mail, "holds an e-mail address"),
+        (address, "holds an IP address"),
+        (user, "a personal field"),
+        (old_case, "case_version 99"),
+    ],
+)  # fmt: skip
+def test_tampering_is_found(good: Path, edit: Callable[[Submission], None], expected: str) -> None:
+    problems = edited(good, edit)
+    assert any(expected in problem for problem in problems), problems
+
+
+def test_all_problems_are_reported_at_once(good: Path) -> None:
+    def everything(s: Submission) -> None:
+        for edit in (set_verdict, set_hash, mail, repeat_row):
+            edit(s)
+
+    assert len(edited(good, everything)) >= 4
+
+
+def test_reformatted_text_is_not_canonical(good: Path) -> None:
+    good.write_text(good.read_text().replace('"seeds": 1', '"seeds":1'))
+    assert validate_file(good) == ["not in canonical form (was it edited by hand?)"]
+
+
+def test_place_must_fit(good: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "other-machine" / "renamed.json"
+    elsewhere.parent.mkdir()
+    shutil.copy(good, elsewhere)
+    problems = validate_file(elsewhere)
+    assert len(problems) == 2
+    assert "stands in folder 'other-machine'" in problems[0]
+    assert "expected 'tiny.json'" in problems[1]
+
+
+def test_a_folder_is_validated_file_by_file(good: Path, tmp_path: Path) -> None:
+    (good.parent / "broken.json").write_text("{")
+    found = validate_path(tmp_path / "results")
+    assert found[str(good)] == []
+    assert "not JSON" in found[str(good.parent / "broken.json")][0]

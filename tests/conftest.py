@@ -1,0 +1,60 @@
+"""Shared pieces: a config that runs in a second, and a finished run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.engine import Request, Run, execute, prepare
+from bench.plan import Unit
+from bench.records import Row
+
+TINY = """\
+# Nine units, one second.
+version: 1
+name: tiny
+kernels: ["eager-fused/*", "sdpa-math/*"]
+seeds: 1
+cases:
+  - case: bias/shift_range
+"""
+
+
+class Quiet:
+    """A watcher that only counts; `stop_at` interrupts the run as Ctrl-C would."""
+
+    def __init__(self, stop_at: int | None = None):
+        self.stop_at, self.count = stop_at, 0
+
+    def started(self, unit: Unit) -> None:
+        if self.count == self.stop_at:
+            raise KeyboardInterrupt
+        self.count += 1
+
+    def finished(self, unit: Unit, row: Row) -> None:
+        pass
+
+
+@pytest.fixture
+def tiny_config(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+RunIt = Callable[..., Run]
+
+
+@pytest.fixture
+def run_tiny(tiny_config: Path, tmp_path: Path) -> RunIt:
+    """Run the tiny config (again) into tmp_path/results; keyword arguments go to the request."""
+
+    def run_it(watcher: Quiet | None = None, config: Path = tiny_config, **request: object) -> Run:
+        asked = Request(config, tmp_path / "results", **request)  # type: ignore[arg-type]
+        run = prepare(asked)
+        execute(run, asked, watcher or Quiet())
+        return run
+
+    return run_it
