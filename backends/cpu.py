@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,12 @@ def create() -> CpuBackend:
     return CpuBackend()
 
 
+def _library(pattern: str) -> str | None:
+    """A library's name or version out of torch's build description; None where it is not built in."""
+    found = re.search(pattern, torch.__config__.show())
+    return found.group(1) if found else None
+
+
 class CpuBackend:
     """Kernels on the host."""
 
@@ -43,8 +50,9 @@ class CpuBackend:
             "accelerator": accelerator,
             "threads": torch.get_num_threads(),
             "vector_capability": torch.backends.cpu.get_cpu_capability(),
-            "mkl": torch.backends.mkl.is_available(),
-            "onednn": torch.backends.mkldnn.is_available(),
+            "blas": _library(r"BLAS_INFO=(\w+)"),
+            "mkl": _library(r"Math Kernel Library Version ([\d.]+)"),
+            "onednn": _library(r"MKL-DNN v([\d.]+)"),
             "knobs": {
                 "deterministic_algorithms": True,
                 "float32_matmul_precision": "highest",

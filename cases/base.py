@@ -126,7 +126,7 @@ def _inputs(
     return stacked, stacked.digest()
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _problem(
     case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int
 ) -> tuple[Inputs, Reference]:

@@ -163,7 +163,10 @@ def _size(f: Found) -> tuple[bool, float]:
 
 
 def digest_table(found: Sequence[Found]) -> Table:
-    """Which machines agree bit for bit: one letter for each distinct digest of the outputs."""
+    """Which machines agree bit for bit: one letter for each distinct digest of the outputs.
+
+    Empty for a single machine: there is nothing to agree with.
+    """
     machines = sorted({f.machine for f in found})
     table = Table(
         "Same bits?",
@@ -177,7 +180,7 @@ def digest_table(found: Sequence[Found]) -> Table:
         point = point_label(f.row, varying([r for r in rows if r.case == f.row.case]), True)
         label = f"{f.row.case} · {kernel_label(f.row, rows)} · {point}"
         groups.setdefault(label, {})[f.machine] = f
-    for label, by_machine in groups.items():
+    for label, by_machine in groups.items() if len(machines) > 1 else ():
         letters: dict[tuple[tuple[str, str], ...], str] = {}
         cells: list[Cell | None] = []
         for machine in machines:

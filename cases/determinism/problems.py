@@ -11,6 +11,9 @@ from bench.inputs import Inputs, key_of, normal, to_storage
 from cases.base import CaseParams
 
 
+MAX_ELEMENTS = 2**26  # of q: anyone must be able to make the inputs again, to check a digest
+
+
 class ProblemParams(CaseParams):
     batch: Annotated[int, Field(ge=2, le=64)] = 4
     heads: Annotated[int, Field(ge=1, le=64)] = 4
@@ -23,6 +26,9 @@ class ProblemParams(CaseParams):
     def _heads_divide(self) -> Self:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads: {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        size = self.batch * self.heads * self.tokens * self.head_dim
+        if size > MAX_ELEMENTS:
+            raise ValueError(f"batch·heads·tokens·head_dim: {size} values, at most {MAX_ELEMENTS}")
         return self
 
 
