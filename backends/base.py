@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -106,3 +106,9 @@ class Backend(Protocol):
 
     def peak_memory(self) -> int | None:
         """Peak device memory in bytes since the process began, or None where it is not known."""
+
+    def time_ms(self, run: Callable[[], object], rounds: int) -> list[float]:
+        """Milliseconds of each of `rounds` calls, after warm-up, caches of the device flushed."""
+
+    def memory_of(self, run: Callable[[], object]) -> int | None:
+        """Peak device memory in bytes that one call allocates on top; None where not known."""

@@ -6,7 +6,8 @@ import contextlib
 import re
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,19 +63,31 @@ class CpuBackend:
 
     @contextlib.contextmanager
     def deterministic(self) -> Iterator[None]:
-        before = (
-            torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
-        )  # fmt: skip
+        enabled = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        precision = torch.get_float32_matmul_precision()
         torch.use_deterministic_algorithms(True)
         torch.set_float32_matmul_precision("highest")
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before[0])
-            torch.set_float32_matmul_precision(before[1])
+            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+            torch.set_float32_matmul_precision(precision)
 
     def synchronize(self) -> None:
         """Nothing runs behind our back on the host."""
+
+    def time_ms(self, run: Callable[[], object], rounds: int) -> list[float]:
+        run()
+        times = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - start) * 1e3)
+        return times
+
+    def memory_of(self, run: Callable[[], object]) -> None:
+        """The host's allocator keeps no such count."""
 
     def peak_memory(self) -> int:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

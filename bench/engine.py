@@ -6,6 +6,7 @@ and tests see the same run.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from bench.plan import Unit, filter_units, make_plan
 from bench.records import (
     MAX_SERIES,
     ConfigRecord,
+    Facts,
     Machine,
     Offered,
     Row,
@@ -35,6 +37,7 @@ from bench.registry import load_backend, load_case, unavailable_reason
 from bench.source import describe_suite
 from bench.store import BadFile, locked, prepare_directory, read_submission, set_aside, write_text
 
+VOLATILE_EVERY_S = 30
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -255,6 +258,8 @@ class _Writer:
     def __init__(self, run: Run):
         self.run = run
         self.lines = {key: row_text(row) for key, row in run.rows.items()}
+        self.volatile: Facts = {}
+        self.looked = -math.inf  # when `volatile` was read; clocks and load may cost a subprocess
 
     def add(self, unit: Unit, row: Row) -> None:
         self.run.rows[unit.key] = row
@@ -263,13 +268,15 @@ class _Writer:
 
     def write(self) -> None:
         run = self.run
+        if time.monotonic() - self.looked > VOLATILE_EVERY_S:
+            self.volatile, self.looked = volatile_facts(run.backends), time.monotonic()
         submission = Submission(
             schema_version=1,
             suite=describe_suite(),
             config=ConfigRecord(name=run.config.name, sha256=sha256_text(run.text), text=run.text),
             machine=run.machine,
             offered=run.offered,
-            volatile=volatile_facts(run.backends),
+            volatile=self.volatile,
             rows=[],
         )
         lines = [self.lines[unit.key] for unit in run.plan if unit.key in self.lines]

@@ -28,7 +28,7 @@ def key_of(*parts: str | int) -> int:
 
 
 def raw_words(key: int, count: int) -> NDArray[np.uint64]:
-    """`count` 64-bit words of Philox4x64-10 under `key`, starting at counter 0."""
+    """`count` 64-bit words of Philox4x64-10 under `key`; numpy counts before use: the first is 1."""
     return np.random.Philox(key=key).random_raw(count)
 
 
@@ -44,11 +44,13 @@ def normal(key: int, shape: tuple[int, ...]) -> Float64Array:
     Each 64-bit word gives two uniforms (bits 40-63 and 16-39). The sum is an integer below 2^28, so
     every step is exact in float64. Shape `shape`, float64.
     """
-    words = raw_words(key, 6 * int(np.prod(shape))).reshape(6, -1)
-    total = np.zeros(words.shape[1], dtype=np.int64)
-    for row in words:
-        total += (row >> np.uint64(40)).astype(np.int64)
-        total += ((row >> np.uint64(16)) & np.uint64(0xFFFFFF)).astype(np.int64)
+    count = int(np.prod(shape))
+    generator = np.random.Philox(key=key)
+    total = np.zeros(count, dtype=np.int64)
+    for _ in range(6):  # a sixth of the words at a time, to spare memory
+        words = generator.random_raw(count)
+        total += (words >> np.uint64(40)).astype(np.int64)
+        total += ((words >> np.uint64(16)) & np.uint64(0xFFFFFF)).astype(np.int64)
     return ((total - 6 * 2**24) / 2.0**24).reshape(shape)
 
 

@@ -29,8 +29,14 @@ def over_seeds(stem: str, values: Tensor) -> dict[str, float]:
     if values.numel() < 2:
         return {f"{stem}_mean": mean, f"{stem}_sem": math.nan, f"{stem}_z": math.nan}
     sem = float(values.std(correction=1)) / math.sqrt(values.numel())
-    z = mean / sem if sem > 0 else math.copysign(math.inf, mean) if mean else 0.0
-    return {f"{stem}_mean": mean, f"{stem}_sem": sem, f"{stem}_z": z}
+    return {f"{stem}_mean": mean, f"{stem}_sem": sem, f"{stem}_z": _ratio(mean, sem)}
+
+
+def _ratio(mean: float, sem: float) -> float:
+    """mean / sem; ±Inf for a mean without spread, 0 for no mean without spread, NaN for NaN."""
+    if sem == 0:
+        return math.copysign(math.inf, mean) if mean else 0.0
+    return mean / sem
 
 
 def output_metrics(o: Tensor, ref: Reference, fmt: Format, seeds: int) -> dict[str, float]:
@@ -41,7 +47,7 @@ def output_metrics(o: Tensor, ref: Reference, fmt: Format, seeds: int) -> dict[s
     error = o.double() - ref.o
     e = error / ulp(ref.o, fmt)  # signed, in ulps
     magnitude = e.abs()
-    worst = int(magnitude.nan_to_num(nan=math.inf).argmax())
+    worst = int(magnitude.nan_to_num(nan=math.inf, posinf=math.inf).argmax())
     return {
         "signed_ulp_mean": float(e.mean()),
         **over_seeds("aligned_ulp", per_seed(e * ref.o.sign(), seeds).mean(1)),
@@ -76,7 +82,7 @@ def coherence(delta_error: Tensor, seeds: int) -> float:
     """|Σ δ_err| / Σ |δ_err| over the rows of a seed, averaged: 1 = every row errs to the same side."""
     rows = per_seed(delta_error, seeds)
     total = rows.abs().sum(1)
-    return float(torch.where(total > 0, rows.sum(1).abs() / total, 0.0).mean())
+    return float(torch.where(total == 0, 0.0, rows.sum(1).abs() / total).mean())
 
 
 def leak_metrics(leak: Tensor, ref: Reference, seeds: int) -> dict[str, float]:
@@ -103,5 +109,5 @@ def _near_ties(x: Tensor, fmt: Format) -> float:
 
 def _quantile(x: Tensor, q: float) -> float:
     """The smallest element that at least a share `q` does not exceed; NaN counts as largest."""
-    flat = x.flatten().nan_to_num(nan=math.inf)
+    flat = x.flatten().nan_to_num(nan=math.inf, posinf=math.inf)
     return float(flat.kthvalue(max(1, math.ceil(q * flat.numel()))).values)

@@ -41,7 +41,8 @@ def round_float64(x: NDArray[np.float64], fmt: Format) -> NDArray[np.float64]:
     Subnormals of `fmt` are kept, overflow gives ±Inf, NaN and ±Inf pass through, the sign of zero
     is kept. Integer arithmetic on the 53-bit significand; nothing depends on the rounding mode.
     """
-    bits = np.ascontiguousarray(x, dtype=np.float64).view(np.int64)
+    x = np.asarray(x, dtype=np.float64)
+    bits = np.ascontiguousarray(x).view(np.int64).reshape(x.shape)
     exponent = ((bits >> 52) & 0x7FF) - 1023
     significand = np.where(exponent > -1023, bits & (2**52 - 1) | 2**52, bits & (2**52 - 1))
     exponent = np.maximum(exponent, -1022)
@@ -49,7 +50,8 @@ def round_float64(x: NDArray[np.float64], fmt: Format) -> NDArray[np.float64]:
     drop = np.minimum(52 - fmt.mantissa_bits + np.maximum(fmt.emin - exponent, 0), 54)
     last = (significand >> drop) & 1
     kept = (significand + (np.int64(1) << (drop - 1)) - 1 + last) >> drop
-    magnitude = np.ldexp(kept.astype(np.float64), (exponent - 52 + drop).astype(np.int32))
+    with np.errstate(over="ignore"):  # values beyond float64's range become Inf, as they should
+        magnitude = np.ldexp(kept.astype(np.float64), (exponent - 52 + drop).astype(np.int32))
     magnitude = np.where(magnitude > fmt.max_value, np.inf, magnitude)
     return np.where(np.isfinite(x), np.copysign(magnitude, x), x)
 
@@ -93,6 +95,34 @@ def round_mantissa(
     special = magnitude >= 0x7F800000
     result = torch.where(special, magnitude, rounded) | (pattern & -0x80000000)
     return result.view(torch.float32)
+
+
+def round_to_format(
+    x: Tensor, fmt: Format, rounding: Rounding, random_words: Tensor | None = None
+) -> Tensor:
+    """Round FP32 values to a format with its own exponent range, as `round_mantissa` rounds mantissas.
+
+    Below the smallest normal the grid is fixed, above the largest value `toward_zero` stays there and
+    the others give ±Inf. Same arguments, shapes and result as `round_mantissa`.
+    """
+    normal = round_mantissa(x, fmt.mantissa_bits, rounding, random_words)
+    quantum = 2.0 ** (fmt.emin - fmt.mantissa_bits)
+    if fmt.emin > -126:
+        steps = x.abs() / quantum  # a power of two: exact
+        floor = steps.floor()
+        rest = steps - floor
+        if rounding == "rne":
+            up = (rest > 0.5) | ((rest == 0.5) & (floor % 2 == 1))
+        elif rounding == "stochastic":
+            assert random_words is not None
+            up = (random_words & 0xFFFFFF).float() / 2.0**24 < rest
+        else:
+            up = torch.zeros_like(rest, dtype=torch.bool)
+        small = torch.copysign((floor + up) * quantum, x)
+        normal = torch.where(x.abs() < 2.0**fmt.emin, small, normal)
+    limit = fmt.max_value if rounding == "toward_zero" else torch.inf
+    beyond = (normal.abs() > fmt.max_value) & x.isfinite()
+    return torch.where(beyond, torch.copysign(torch.full_like(x, limit), x), normal)
 
 
 _PHILOX_M = (0xD2511F53, 0xCD9E8D57)

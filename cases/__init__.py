@@ -14,4 +14,5 @@ CASES: dict[str, str] = {
     "bias/low_rank": "cases.bias.low_rank:LowRank",
     "determinism/run_to_run": "cases.determinism.run_to_run:RunToRun",
     "determinism/batch_invariance": "cases.determinism.batch_invariance:BatchInvariance",
+    "speed/attention": "cases.speed.attention:SpeedAttention",
 }

@@ -14,16 +14,16 @@ What a fix changes is in `fixes.py`. GQA folds the query heads of a group into r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from backends.kernels.fixes import Fix, row_shift
-from bench.numerics import FORMATS, philox_words, round_mantissa
+from bench.numerics import FORMATS, philox_words, round_mantissa, round_to_format
 
-CLAMP = 1e-10  # the smallest ℓ of the `stored` policy
+CLAMP = 1e-10  # the smallest ℓ of the `stored` policy, before it is stored (FP16 makes it 0)
 _MASKED = float("-inf")
 
 
@@ -61,6 +61,7 @@ class Storage:
         if not 1 <= self.bits <= own:
             raise ValueError(f"mantissa_bits: {self.bits} does not fit {dtype} (1 to {own})")
         self.is_own_format = self.bits == own
+        self.format = replace(FORMATS[dtype], mantissa_bits=self.bits)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Nearest-even."""
@@ -70,9 +71,9 @@ class Storage:
         """Ō and O: by the spec's rounding. `stream` keeps the random words of two uses apart."""
         if self.spec.fix.stochastic and self.bits < 23:
             words = philox_words(x.shape, self.spec.seed, stream, x.device)
-            return round_mantissa(x, self.bits, "stochastic", words).to(self.dtype).float()
+            return round_to_format(x, self.format, "stochastic", words)
         if self.spec.rounding == "toward_zero":
-            return round_mantissa(x, self.bits, "toward_zero").to(self.dtype).float()
+            return round_to_format(x, self.format, "toward_zero")
         return self(x)
 
 
@@ -169,7 +170,7 @@ def eager_forward(
         o=o.to(q.dtype).reshape(q.shape[:3] + v.shape[-1:]),
         lse=lse.reshape(q.shape[:3]),
         residual=residual,
-        fired=torch.cat(fired, -1).reshape(*q.shape[:3], -1),
+        fired=torch.cat(fired, -1).reshape(*q.shape[:3], len(fired)),
     )
 
 

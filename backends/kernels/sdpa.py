@@ -1,12 +1,14 @@
 """PyTorch's own attention, pinned to one implementation: what users already run.
 
-`sdpa-math/stock` and `sdpa-flash/stock`. An implementation that cannot run the problem raises
+`sdpa-math` and `sdpa-flash` on every device, `sdpa-cudnn` and `sdpa-efficient` on CUDA. An
+implementation that cannot run the problem raises
 `Unsupported` with PyTorch's reason; there is never a silent fallback to another one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,30 +16,24 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from backends.base import Forward, KernelOptions, Unsupported
+from backends.base import Unsupported
 from backends.kernels.checks import check_qkv
+from backends.kernels.closed import FLOATS, HALVES, MAX_HEAD_DIM, ClosedKernel
 
-MAX_HEAD_DIM = 256
+NO_KERNEL = ("No available kernel", "No viable backend")
 
 
 @dataclass(frozen=True)
-class SdpaKernel:
+class SdpaKernel(ClosedKernel):
     """`scaled_dot_product_attention` under one `SDPBackend`."""
 
-    implementation: str  # "math", "flash"
-    backend: SDPBackend
-    dtypes: frozenset[torch.dtype]
-    fix: str = "stock"
-    options: KernelOptions = field(default_factory=KernelOptions)
-    option_names: frozenset[str] = frozenset()
+    implementation: str = "math"  # "math", "flash", "cudnn", "efficient"
+    backend: SDPBackend = SDPBackend.MATH
+    dtypes: frozenset[torch.dtype] = FLOATS
 
     @property
     def name(self) -> str:
         return f"sdpa-{self.implementation}/{self.fix}"
-
-    def configure(self, **options: Any) -> SdpaKernel:
-        KernelOptions.model_validate(options)  # refuses every name: nothing can be set from outside
-        return self
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
@@ -46,21 +42,20 @@ class SdpaKernel:
         groups = q.shape[1] // k.shape[1]
         if groups > 1:  # explicit heads: the same arithmetic whether or not the kernel knows GQA
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        try:
-            with sdpa_kernel([self.backend]):
-                return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-        except RuntimeError as error:
-            if "No available kernel" in str(error):
+        with warnings.catch_warnings(
+            record=True
+        ) as caught:  # PyTorch gives its reasons as warnings
+            warnings.simplefilter("always")
+            try:
+                with sdpa_kernel([self.backend]):
+                    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+            except RuntimeError as error:
+                if not any(text in str(error) for text in NO_KERNEL):
+                    raise
+                why = "; ".join(str(w.message).partition(" (Triggered")[0] for w in caught)
                 raise Unsupported(
-                    f"PyTorch has no {self.implementation} kernel for this"
+                    f"PyTorch has no {self.implementation} kernel for this: {why or error}"
                 ) from error
-            raise
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
-    ) -> Forward:
-        with torch.no_grad():
-            return Forward(self(q, k, v, causal=causal, scale=scale), lse=None)
 
     def launch_facts(self) -> dict[str, Any]:
         return {"library": f"torch {torch.__version__}", "tile_keys": "not exposed"}
@@ -68,9 +63,23 @@ class SdpaKernel:
 
 def cpu_sdpa_kernels() -> dict[str, SdpaKernel]:
     """PyTorch's CPU implementations."""
-    dtypes = frozenset({torch.bfloat16, torch.float16, torch.float32})
-    kernels = [
-        SdpaKernel("math", SDPBackend.MATH, dtypes),
-        SdpaKernel("flash", SDPBackend.FLASH_ATTENTION, dtypes),
-    ]
+    return _by_name(
+        SdpaKernel(implementation="math", backend=SDPBackend.MATH, dtypes=FLOATS),
+        SdpaKernel(implementation="flash", backend=SDPBackend.FLASH_ATTENTION, dtypes=FLOATS),
+    )
+
+
+def cuda_sdpa_kernels() -> dict[str, SdpaKernel]:
+    """PyTorch's CUDA implementations."""
+    return _by_name(
+        SdpaKernel(implementation="flash", backend=SDPBackend.FLASH_ATTENTION, dtypes=HALVES),
+        SdpaKernel(implementation="cudnn", backend=SDPBackend.CUDNN_ATTENTION, dtypes=HALVES),
+        SdpaKernel(
+            implementation="efficient", backend=SDPBackend.EFFICIENT_ATTENTION, dtypes=FLOATS
+        ),
+        SdpaKernel(implementation="math", backend=SDPBackend.MATH, dtypes=FLOATS),
+    )
+
+
+def _by_name(*kernels: SdpaKernel) -> dict[str, SdpaKernel]:
     return {kernel.name: kernel for kernel in kernels}

@@ -9,8 +9,13 @@ from bench.records import Row
 
 def findings(rows: Sequence[Row]) -> list[str]:
     """Sentences about bias and leak of the stock kernels and the fixes; empty if nothing was measured."""
-    measured = [row for row in rows if row.status == "ok"]
-    return [*_bias(measured), *_leak(measured), *_range(measured)]
+    lines = []
+    backends = list(dict.fromkeys(row.backend for row in rows))
+    for backend in backends:
+        measured = [row for row in rows if row.status == "ok" and row.backend == backend]
+        prefix = f"{backend}: " if len(backends) > 1 else ""
+        lines += [prefix + line for line in (*_bias(measured), *_leak(measured), *_range(measured))]
+    return lines
 
 
 def _of(rows: Sequence[Row], case: str, **params: object) -> list[Row]:

@@ -75,14 +75,20 @@ def point_label(row: Row, names: Sequence[str], dtype: bool) -> str:
 
 
 def kernel_label(row: Row, rows: Sequence[Row]) -> str:
-    """The kernel, with those of its options that vary among its own rows."""
+    """The kernel, its backend if there are several, and those of its options that vary."""
     own = [r for r in rows if r.kernel == row.kernel and r.backend == row.backend]
     options = [
         f"{name}={_short(value)}"
         for name, value in row.options.items()
         if len({repr(r.options.get(name)) for r in own}) > 1
     ]
-    return " ".join([row.kernel, *options])
+    return " ".join([kernel_name(row, rows), *options])
+
+
+def kernel_name(row: Row, rows: Sequence[Row]) -> str:
+    """`eager-fused/stock`, or `eager-fused/stock @cuda` where `rows` come from several backends."""
+    several = len({r.backend for r in rows}) > 1
+    return f"{row.kernel} @{row.backend}" if several else row.kernel
 
 
 def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
@@ -133,8 +139,9 @@ def summary_table(found: Sequence[Found]) -> Table:
         machines, corner="case · kernel",
     )  # fmt: skip
     groups: dict[tuple[str, str], dict[str, list[Found]]] = {}
+    rows = [f.row for f in found]
     for f in found:
-        key = (f.row.case, f.row.kernel)
+        key = (f.row.case, kernel_name(f.row, rows))
         groups.setdefault(key, {}).setdefault(f.machine, []).append(f)
     for (case, kernel), by_machine in groups.items():
         cells = [_summary_cell(by_machine[m]) if m in by_machine else None for m in machines]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -10,9 +11,11 @@ from pydantic import Field
 from backends.base import Backend, Kernel
 from bench.inputs import Inputs
 from bench.metrics import leak_metrics
+from bench.numerics import FORMATS, ulp
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_backward
 from cases.sinks import SCALE, ValueSign, sink_inputs
 
+MAX_ERROR_ULP = 16.0  # mean |error| of O beyond which a small leak means nothing
 PROBE_KEY = 4.0  # k[…, 0]; q[…, 0] = 0
 
 
@@ -37,13 +40,14 @@ class Leak(BaseCase):
     (`same_sign`, as in `bias/tie_break`) or small (`quiet`).
 
     Verdict: `leaks` if the mean leak is beyond `floor` × mean |δ| and `min_z` standard errors from 0;
-    `pass` otherwise. A leak of mean 0 passes here although it may still couple to dO in training.
+    `out_of_range` if dQ is not finite or O itself is wrong; `pass` otherwise. A leak of mean 0 passes
+    here although it may still couple to dO in training.
 
-    Findings: with two sinks every kernel that takes δ from a rounded O leaks, 4e-4 to 2e-3, to one
-    side; with one sink none does; PyTorch's math path leaks 1e-9. `delta_fp32` removes it. The sign
-    is not the algorithm's: it follows what breaks the ties (`quiet` turns eager-fused around). With
-    δ = rowsum(dP∘P) the leak goes in eager-fused, but not in eager-stored at gap 12: LSE is made from
-    a rounded ℓ there, P's rows do not sum to 1, and only a δ taken from O compensates for it.
+    Findings (two sinks, gap 12): stock kernels that take δ from a rounded O leak 2e-4 to 2e-3, to one
+    side; PyTorch's math path leaks 1e-9. With one sink stock leaks less than 1e-4. `delta_fp32` removes
+    it everywhere. `delta_dp` does so in eager-fused only: in eager-stored LSE is made from a rounded ℓ,
+    P's rows do not sum to 1, and only a δ taken from O compensates for that (with one sink too). The
+    sign is not the algorithm's: quiet values turn PyTorch's CPU flash kernel around.
     """
 
     name = "bias/leak"
@@ -67,6 +71,8 @@ class Leak(BaseCase):
         grads = forward_backward(kernel, backend, inputs)
         leak = grads.dq[..., 0].double() / (SCALE * PROBE_KEY)  # rowsum(dS), [seeds·B, H, T]
         metrics = leak_metrics(leak, ref, seeds)
+        error = (grads.o.double() - ref.o) / ulp(ref.o, FORMATS[dtype])
+        metrics["abs_ulp_mean"] = float(error.abs().mean())
         metrics["true_dq_abs_mean"] = float(ref.dq[..., 1:].abs().mean())
         digests = {"inputs": self.inputs_digest(params, dtype, seeds)} | grads.digests()
         return Measurement(metrics, digests)
@@ -74,7 +80,7 @@ class Leak(BaseCase):
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         assert isinstance(params, Params)
         size, z = abs(metrics["leak_over_delta"]), metrics["leak_z"]
-        if size != size:
+        if not math.isfinite(size) or not metrics["abs_ulp_mean"] <= MAX_ERROR_ULP:
             return "out_of_range"
         if size <= params.floor:
             return "pass"

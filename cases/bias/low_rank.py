@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Annotated, Literal
 
@@ -10,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from backends.base import Backend, Kernel
-from bench.inputs import Inputs, key_of, normal, to_storage
+from bench.inputs import Inputs, key_of, normal, tensor_bytes, to_storage
 from bench.metrics import over_seeds
 from bench.reference import Reference
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_backward
@@ -69,6 +70,11 @@ class LowRank(BaseCase):
         grads = forward_backward(kernel, backend, inputs)
         delta_error = -grads.dq[..., 0].double() / (SCALE * PROBE_KEY)  # [seeds·STEPS, 1, T]
         x = torch.stack([self.tokens(dtype, seed) for seed in range(seeds)])
+        digests = {"inputs": self.inputs_digest(params, dtype, seeds)} | grads.digests()
+        if not delta_error.isfinite().all():
+            names = ("growth_exponent_mean", "growth_exponent_sem", "growth_exponent_z",
+                     "rank1_share", "drift_over_delta", "drift_per_step")  # fmt: skip
+            return Measurement(dict.fromkeys(names, math.nan), digests)
         steps = step_gradients(delta_error, ref, x)  # [seeds, STEPS, D, FEATURES]
         singular = torch.linalg.svdvals(steps.cumsum(1))  # of the sum after n steps
         norm, total = singular[..., 0], singular[:, -1]
@@ -80,7 +86,6 @@ class LowRank(BaseCase):
             "drift_over_delta": float((norm[:, -1] / truth).mean()),
             "drift_per_step": float(norm[:, -1].mean()) / STEPS,
         }
-        digests = {"inputs": self.inputs_digest(params, dtype, seeds)} | grads.digests()
         return Measurement(metrics, digests, {"norm": norm.mean(0).tolist()})
 
     def tokens(self, dtype: torch.dtype, seed: int) -> Tensor:
@@ -88,6 +93,13 @@ class LowRank(BaseCase):
         direction = normal(key_of(self.name, seed, "direction"), (FEATURES,))
         noise = normal(key_of(self.name, seed, "tokens"), (STEPS, TOKENS, FEATURES))
         return to_storage(direction + 0.5 * noise, dtype).double()
+
+    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
+        """Covers the tokens X too."""
+        h = hashlib.sha256(super().inputs_digest(params, dtype, seeds).encode())
+        for seed in range(seeds):
+            h.update(tensor_bytes(self.tokens(dtype, seed)))
+        return h.hexdigest()
 
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         assert isinstance(params, Params)

@@ -32,7 +32,8 @@ class Normalizer(BaseCase):
     is off by `min_z` = 5 standard errors.
 
     Findings: with one representable P̄ = 1 on top the error hides below half an ulp; the shifts, which
-    make the largest P̄ non-representable, bring it out, and `consistent_l` removes it.
+    make the largest P̄ non-representable, bring it out. `consistent_l` removes it in eager-fused; in
+    eager-stored Ō is rounded before the division, and an unrounded ℓ makes that visible.
     """
 
     name = "bias/normalizer"

@@ -32,8 +32,9 @@ class ShiftRange(BaseCase):
     (88…104)/(β − 1). For m < 0 the rule's shift is 0 and ℓ ≈ k·e^m, whatever β.
 
     Inputs: one row for every BF16 value from 1 to 255 as row maximum |m|, held by `repeats` keys; the
-    other 16 − `repeats` keys score 6 less. All rows are evaluated; the limit is found by bisection,
-    and `monotone` says whether every row beyond it fails too (else the first failing row is taken).
+    other 16 − `repeats` keys score 6 less. All rows are evaluated; the limit is found by bisection;
+    `monotone` says whether every row beyond it fails too. Where one does not, the limit is the first
+    failing row: in eager-fused single rows beyond it can be right by luck.
 
     Verdict: `out_of_range` if an O is off by more than `tolerance_ulp` or not finite, else `pass`.
     `row_max_limit` is the largest |m| before the first wrong row, `row_max_finite_limit` before the

@@ -43,7 +43,8 @@ class TieBreak(BaseCase):
     (δ coherence 1.00), and by nothing without repeats. The shift β = 2 removes it where row maxima
     vary, and brings a coherent bias of its own where rows share their maximum: P̄ is then one and the
     same non-representable number, cast in the numerator and exact in ℓ. `consistent_l` removes that
-    part. A constant shift biases every fused row, repeats or not.
+    part (in eager-stored as long as there is one tile). A constant shift biases every fused row,
+    repeats or not.
     """
 
     name = "bias/tie_break"

@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from bench.inputs import Inputs, key_of, normal, to_storage
 from cases.base import CaseParams
 
-
 MAX_ELEMENTS = 2**26  # of q: anyone must be able to make the inputs again, to check a digest
 
 

@@ -38,7 +38,7 @@ GOLDEN: dict[torch.dtype, dict[str, str]] = {
         "bias/leak": "14f843b8dcb3c226a56dc71bc408ea272e24b4a94acaade946909d0f6ea801d7",
         "bias/shift_range": "deef420cfd7b45b3fc6a0f82d06b7f8051187fb0034cec99aea9cc66828c69aa",
         "bias/tile_size": "7e277379a1acfad3afa1e415343b54ca24d215d431d315f7866c90daf3ee079a",
-        "bias/low_rank": "db3ceb9560349f68911adfe9dfbaa05cfbcdff00a7c76829d27a1711728e946d",
+        "bias/low_rank": "d05fd41ffd2f00a92170b3f797c5f7bf12043886911a49e9ce70a358904ce565",
         "determinism/run_to_run": "90d2783c5b71d8352e7403b4978bd9c1ee20d3f7657a79839e2a20a5107c9a2e",
         "determinism/batch_invariance": "1ccd064bd19e6564fb52c87fd02fe2783535ff79f4ca5c4075c369c7e4425f8d",
     },
@@ -170,8 +170,8 @@ def test_shapes() -> None:
         assert make(KEY, (0, 3)).shape == (0, 3)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_seeds_change_every_tensor_that_is_random(name: str) -> None:
+@pytest.mark.parametrize("name", GOLDEN[torch.bfloat16])
+def test_a_seed_gives_its_own_values_every_time(name: str) -> None:
     case = load_case(name)
     first, second = (case.inputs(case.Params(), torch.bfloat16, seed) for seed in (0, 1))
     assert not torch.equal(first.v, second.v)

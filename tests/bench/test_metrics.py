@@ -64,6 +64,12 @@ def test_over_seeds_without_spread(value: float, z: float) -> None:
     assert found == {"x_mean": value, "x_sem": 0.0, "x_z": z}
 
 
+@pytest.mark.parametrize("values", [[math.nan, 1.0], [math.nan, math.nan], [math.nan]])
+def test_over_seeds_of_nan_is_nan(values: list[float]) -> None:
+    found = over_seeds("x", torch.tensor(values))
+    assert all(math.isnan(value) for value in found.values()), found
+
+
 def test_over_seeds_averages_in_float64() -> None:
     values = torch.tensor([2.0**24, 1.0, 1.0, 1.0], dtype=torch.float32)
     assert over_seeds("x", values)["x_mean"] == (2.0**24 + 3) / 4
@@ -83,6 +89,10 @@ def test_coherence_known_answers() -> None:
     assert coherence(torch.tensor([[[1.0, 1.0]], [[-1.0, -1.0]]]), 2) == 1
     assert coherence(torch.cat([same[:1], mixed]), 2) == 0.5
     assert coherence(torch.zeros(2, 1, 4), 2) == 0
+
+
+def test_coherence_of_nan_is_nan() -> None:
+    assert math.isnan(coherence(torch.tensor([[[1.0, math.nan]]]), 1))
 
 
 # ---- output -----------------------------------------------------------------------------------
@@ -172,20 +182,22 @@ def test_nonfinite_outputs_are_counted_and_found(bad: float) -> None:
     assert not math.isfinite(found["aligned_ulp_mean"])
 
 
-def test_nan_counts_as_the_largest_error_in_the_quantile() -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_nonfinite_counts_as_the_largest_error_in_the_quantile(bad: float) -> None:
     ref = one_key(torch.ones(1, 1, 1, 200))
     o = ref.o.clone()
-    o[..., 0] = math.nan
+    o[..., 0] = bad
     assert output_metrics(o, ref, BF16, 1)["abs_ulp_p99"] == 0
-    o[..., :3] = math.nan
+    o[..., :3] = bad
     assert output_metrics(o, ref, BF16, 1)["abs_ulp_p99"] == math.inf
 
 
 # ---- inputs -----------------------------------------------------------------------------------
 
 
-def with_o(o: Tensor, **fields: Tensor) -> Reference:
-    return replace(one_key(torch.ones(*o.shape)), o=o, **fields)
+def with_o(o: Tensor, lse: Tensor | None = None) -> Reference:
+    ref = replace(one_key(torch.ones(*o.shape)), o=o)
+    return ref if lse is None else replace(ref, lse=lse)
 
 
 def test_tie_fraction_of_values_made_by_hand() -> None:

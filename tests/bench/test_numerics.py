@@ -24,6 +24,7 @@ from bench.numerics import (
     philox_words,
     round_float64,
     round_mantissa,
+    round_to_format,
     tie_distance,
     ulp,
 )
@@ -452,3 +453,52 @@ def test_tie_distance_known_answers() -> None:
     expected = [0.5, 0.0, 0.25, 0.25, 2.0**-23, 0.0, 0.0]
     assert tie_distance(x, BF16).tolist() == expected
     assert torch.equal(tie_distance(-x, BF16), tie_distance(x, BF16))
+
+
+# ---- round_to_format: exponent range of the format, not of FP32 ---------------------------------
+
+
+def fp16_neighbourhoods() -> torch.Tensor:
+    """Every finite FP16 value, the midpoints above and what lies just beside them, in FP32."""
+    patterns = torch.arange(0, 0x7C00, dtype=torch.int32).to(torch.int16)
+    values = patterns.view(torch.float16).float()
+    middle = values[:-1] + (values[1:] - values[:-1]) / 2
+    below, above = torch.nextafter(middle, values[:-1]), torch.nextafter(middle, values[1:])
+    every = torch.cat([values, middle, below, above])
+    return torch.cat([every, -every])
+
+
+def test_round_to_format_equals_the_fp16_cast_everywhere() -> None:
+    x = fp16_neighbourhoods()
+    assert torch.equal(round_to_format(x, FP16, "rne"), x.half().float())
+    beyond = torch.tensor([65519.0, 65520.0, 70000.0, 1e38, float("inf"), float("nan")])
+    assert torch.equal(round_to_format(beyond, FP16, "rne")[:5], beyond.half().float()[:5])
+    assert round_to_format(beyond, FP16, "rne")[5].isnan()
+
+
+def test_toward_zero_never_grows_in_fp16() -> None:
+    x = torch.cat([fp16_neighbourhoods(), torch.tensor([1.9 * 2.0**-24, 70000.0, -1e38])])
+    rounded = round_to_format(x, FP16, "toward_zero")
+    assert torch.equal(rounded, rounded.half().float()), "on the grid"
+    assert (rounded.abs() <= x.abs()).all()
+    assert (x.abs() - rounded.abs() < ulp(x.double().clamp(-65504, 65504), FP16))[:-2].all()
+    assert rounded[-3:].tolist() == [2.0**-24, 65504.0, -65504.0]
+
+
+def test_stochastic_rounding_is_unbiased_among_fp16_subnormals() -> None:
+    x = torch.full((1 << 16,), 1.3 * 2.0**-24)
+    words = philox_words(x.shape, 3, 0, x.device)
+    steps = round_to_format(x, FP16, "stochastic", words) * 2.0**24
+    assert set(steps.tolist()) == {1.0, 2.0}
+    assert abs(float(steps.mean()) - 1.3) < 5 * (0.21 / x.numel()) ** 0.5
+
+
+def test_round_to_format_of_bf16_is_round_mantissa() -> None:
+    x = torch.tensor([1.00390625, 3e-41, -1e38, 3.4e38, 0.1])
+    for rounding in ("rne", "toward_zero"):
+        expected = round_mantissa(x, 7, rounding)
+        if rounding == "toward_zero":
+            expected = expected.clamp(
+                -FORMATS[torch.bfloat16].max_value, FORMATS[torch.bfloat16].max_value
+            )
+        assert torch.equal(round_to_format(x, FORMATS[torch.bfloat16], rounding), expected)

@@ -80,8 +80,8 @@ def test_options_that_vary_make_rows_of_their_own() -> None:
 def test_no_row_hides_another() -> None:
     """Rows that differ in any key field have cells of their own."""
     rows = [
-        row(params={"repeats": r}, dtype=d, options={"tile": t})
-        for r in (1, 2) for d in ("bfloat16", "float16") for t in (64, 128)
+        row(params={"repeats": r}, dtype=d, options={"tile": t}, backend=b)
+        for r in (1, 2) for d in ("bfloat16", "float16") for t in (64, 128) for b in ("cpu", "cuda")
     ]  # fmt: skip
     table = case_table("bias/tie_break", found(*rows), "here")
     assert sum(cell is not None for _, cells in table.rows for cell in cells) == len(rows)
