@@ -21,7 +21,7 @@ bench: $(VENV)/dev.done
 	$(BIN)/python -m pytest bench/speed --benchmark-json results/speed.json
 
 report: $(VENV)/run.done
-	$(BIN)/python runner.py report results --format markdown -o results/REPORT.md
+	$(BIN)/python runner.py report $$(git ls-files 'results/*.json') --format markdown -o results/REPORT.md
 
 $(VENV)/run.done: requirements.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, this is {v.major}.{v.minor}: make run PYTHON=python3.12")'

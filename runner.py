@@ -125,7 +125,7 @@ def validate(
     for path in paths:
         found |= validate_path(path)
     if not found:
-        raise UsageError(f"{', '.join(map(str, paths))}: no result files (*.json) there")
+        raise UsageError(f"{_names(paths)}: no result files (*.json) there")
     if as_json:
         print(json.dumps(found, indent=1, sort_keys=True))
     else:
@@ -138,7 +138,7 @@ def validate(
 
 @app.command()
 def report(
-    path: Annotated[Path, typer.Argument(help="A results folder or one file.")] = Path("results"),
+    paths: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
     format: Annotated[str, typer.Option(help="text, markdown, csv or json.")] = "text",
     output: Annotated[Path | None, typer.Option("-o", help="Write to a file.")] = None,
     as_json: Json = False,
@@ -147,11 +147,12 @@ def report(
     chosen = "json" if as_json else format
     if chosen not in FORMATS:
         raise UsageError(f"--format: '{chosen}'; allowed: {', '.join(FORMATS)}")
-    loaded, problems = load_all(path)
+    paths = paths or [Path("results")]
+    loaded, problems = load_all(paths)
     for problem in problems:
         say(f"left out: {problem}")
     if not loaded:
-        raise UsageError(f"{path}: no readable result files (*.json) there")
+        raise UsageError(f"{_names(paths)}: no readable result files (*.json) there")
     text = render(chosen, loaded, output.parent if output else Path())
     if output is None:
         print(text, end="")
@@ -175,6 +176,10 @@ def compare(a: Path, b: Path, as_json: Json = False) -> None:
             raise UsageError(f"{path}: {problem}") from problem
     result = compare_submissions(*submissions)
     print(dumps(result.as_json()) if as_json else comparison_text(result, str(a), str(b)))
+
+
+def _names(paths: list[Path]) -> str:
+    return ", ".join(map(str, paths))
 
 
 def _print_plan(planned: Run, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +53,10 @@ def submission_files(path: Path) -> list[Path]:
     return sorted(p for p in path.rglob("*.json") if not p.name.startswith("."))
 
 
-def load_all(path: Path) -> tuple[list[Loaded], list[str]]:
-    """Every readable submission at `path`, and a line for every file that is not one."""
+def load_all(paths: Sequence[Path]) -> tuple[list[Loaded], list[str]]:
+    """Every readable submission at `paths`, and a line for every file that is not one."""
     loaded, problems = [], []
-    for file in submission_files(path):
+    for file in dict.fromkeys(file for path in paths for file in submission_files(path)):
         try:
             submission, text = read_submission(file)
         except BadFile as problem:
