@@ -7,4 +7,21 @@ that backend, and must import vendor packages inside `create()`.
 
 BACKENDS: dict[str, str] = {
     "cpu": "backends.cpu",
+    "cuda": "backends.cuda",
 }
+
+# Every kernel name of every backend, so that a config can be checked on a machine that lacks some:
+# `triton/*` is no mistake on a laptop, `tritn/*` is one everywhere.
+FIX_NAMES = (
+    "stock", "stabilized", "consistent_l", "stabilized+consistent_l", "delta_fp32", "delta_dp",
+    "stochastic", "shift_const",
+)  # fmt: skip
+OURS = ("eager-stored", "eager-fused", "triton")
+CLOSED = (
+    "sdpa-math", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "flex",
+    "flash-attn-2", "flash-attn-3", "flash-attn-4",
+)  # fmt: skip
+KNOWN_KERNELS = (
+    *(f"{implementation}/{fix}" for implementation in OURS for fix in FIX_NAMES),
+    *(f"{implementation}/stock" for implementation in CLOSED),
+)

@@ -25,7 +25,7 @@ ISA_FLAGS = (
     "avx512vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
     "asimd", "asimdhp", "asimddp", "fphp", "bf16", "i8mm", "sve", "sve2", "sme",
 )  # fmt: skip
-PACKAGES = ("torch", "numpy", "triton", "torch-npu")
+PACKAGES = ("torch", "numpy")  # a backend adds what its own kernels depend on
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from backends import KNOWN_KERNELS
 from bench.config import CaseEntry, Config, explain
 from bench.errors import UsageError, nearest
 from bench.records import DTypeName, Offered, Scalar, row_key
@@ -52,6 +53,8 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
         where = f"cases[{number}]"
         case = _at(f"{where}.case", lambda entry=entry: load_case(entry.case))  # type: ignore[misc]
         kernels = _select(entry.kernels or config.kernels, offered, f"{where}.kernels")
+        if not kernels:
+            continue  # none of them runs here; elsewhere one may
         _check_options(entry, kernels, f"{where}.options")
         seeds = entry.seeds or config.seeds
         params = _lists(entry.params, f"{where}.params")
@@ -76,7 +79,13 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
                         kernel.options | chosen, seeds,
                     )  # fmt: skip
                     units.setdefault(unit.key, unit)
+    if not units:
+        raise UsageError(f"kernels: none of {_patterns(config)} is available on this machine")
     return list(units.values())
+
+
+def _patterns(config: Config) -> list[str]:
+    return list(dict.fromkeys(p for e in config.cases for p in e.kernels or config.kernels))
 
 
 def filter_units(
@@ -107,15 +116,13 @@ def _check_backends(config: Config, offered: Sequence[Offered]) -> None:
 
 
 def _select(patterns: Sequence[str], offered: Sequence[Offered], where: str) -> list[Offered]:
-    """Offered kernels that match any pattern, in the offered order. An exact name must exist."""
+    """Offered kernels that match any pattern, in the offered order; a misspelt pattern is refused."""
     names = [item.kernel for item in offered]
     for pattern in patterns:
-        if not any(char in pattern for char in "*?[") and pattern not in names:
-            raise UsageError(f"{where}: unknown kernel '{pattern}'{nearest(pattern, names)}")
-    chosen = [o for o in offered if any(fnmatch.fnmatchcase(o.kernel, p) for p in patterns)]
-    if not chosen:
-        raise UsageError(f"{where}: {list(patterns)} match no kernel{nearest(patterns[0], names)}")
-    return chosen
+        known = {*names, *KNOWN_KERNELS}
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+            raise UsageError(f"{where}: unknown kernel '{pattern}'{nearest(pattern, known)}")
+    return [o for o in offered if any(fnmatch.fnmatchcase(o.kernel, p) for p in patterns)]
 
 
 def _check_options(entry: CaseEntry, kernels: Sequence[Offered], where: str) -> None:

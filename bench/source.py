@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -30,8 +31,9 @@ def source_sha256() -> str:
 
 @cache
 def describe_suite() -> Suite:
-    """Release, commit and state of this checkout; `unknown` outside of git."""
-    commit = _git("rev-parse", "HEAD") or "unknown"
+    """Release, commit and state of this checkout. A tree exported from git may name its commit in
+    ATTNREPRO_COMMIT; else it is `unknown`. `source_sha256` tells either way which code it was."""
+    commit = _git("rev-parse", "HEAD") or os.environ.get("ATTNREPRO_COMMIT", "unknown")
     dirty = bool(_git("status", "--porcelain", "--untracked-files=no", *_measuring_paths()))
     return Suite(version=SUITE_VERSION, commit=commit, dirty=dirty, source_sha256=source_sha256())
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backends import BACKENDS
+from backends import BACKENDS, FIX_NAMES, KNOWN_KERNELS
+from backends.kernels.fixes import FIXES
 from bench.registry import load_backend, load_case
 from cases import CASES
 from cases.base import Case, documentation, question
@@ -82,7 +83,12 @@ def test_backend_loads_or_says_why(name: str) -> None:
     assert backend.name == name
     for kernel_name, kernel in backend.kernels().items():
         assert kernel.name == kernel_name
+        assert kernel_name in KNOWN_KERNELS
         assert set(kernel.option_names) <= set(type(kernel.options).model_fields)
+
+
+def test_known_names_are_those_of_the_fixes() -> None:
+    assert tuple(FIXES) == FIX_NAMES
 
 
 def test_listing_imports_no_vendor_package() -> None:

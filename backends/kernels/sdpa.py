@@ -20,7 +20,7 @@ from backends.base import Unsupported
 from backends.kernels.checks import check_qkv
 from backends.kernels.closed import FLOATS, HALVES, MAX_HEAD_DIM, ClosedKernel
 
-NO_KERNEL = ("No available kernel", "No viable backend")
+NO_KERNEL = ("No available kernel", "No viable backend", "No execution plans support the graph")
 
 
 @dataclass(frozen=True)

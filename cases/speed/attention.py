@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -19,25 +19,27 @@ class Params(ProblemParams):
     kv_heads: Annotated[int, Field(ge=1, le=64)] = 16
     tokens: Annotated[int, Field(ge=1, le=65536)] = 4096
     head_dim: Annotated[int, Field(ge=1, le=256)] = 128
-    passes: Literal["forward", "backward", "both"] = "both"
     rounds: Annotated[int, Field(ge=3, le=1000)] = 30
 
 
-class SpeedAttention(BaseCase):
-    """Question: median time of one call with the device's caches flushed before it, and the memory it
-    allocates on top of its inputs.
+PRODUCTS = {"forward": 2, "backward": 5, "both": 7}  # matrix products that a pass must do
 
-    `tflops` counts 4·B·H·T²·D operations forward and 10·B·H·T²·D backward, half of them if causal:
-    what must be computed, not what a kernel chooses to compute twice. Timings of one file may be
-    compared with each other, never across machines. No digest of outputs is kept: a speed run may
-    use other launch shapes than a numeric one.
+
+class SpeedAttention(BaseCase):
+    """Question: device time of one call, forward, backward and both, with the device's caches flushed
+    before it, and the memory that both passes allocate on top of the inputs.
+
+    `…_tflops` counts 4·B·H·T²·D operations forward and 10·B·H·T²·D backward, half of them if causal:
+    what must be computed, not what a kernel chooses to compute twice. `…_ms` is the median, with the
+    span of the middle 80 %. Timings of one file may be compared with each other, never across
+    machines.
 
     Verdict: always `measured`.
     """
 
     name = "speed/attention"
     Params = Params
-    headline = Headline("median_ms", "median time, ms", "{:.3f}")
+    headline = Headline("both_ms", "median time of forward and backward, ms", "{:.3f}")
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)
@@ -48,10 +50,14 @@ class SpeedAttention(BaseCase):
     ) -> Measurement:
         assert isinstance(params, Params)
         x = self.all_inputs(params, dtype, seeds).to(backend.device)
-        q, k, v = (t.requires_grad_(params.passes != "forward") for t in (x.q, x.k, x.v))
+        q, k, v = (t.detach().requires_grad_() for t in (x.q, x.k, x.v))
 
         def forward() -> torch.Tensor:
             return kernel(q, k, v, causal=x.causal, scale=x.scale)
+
+        def forward_alone() -> None:
+            with torch.no_grad():
+                forward()
 
         o = forward()
 
@@ -61,27 +67,25 @@ class SpeedAttention(BaseCase):
         def both() -> None:
             torch.autograd.grad(forward(), (q, k, v), x.do)
 
-        run = {"forward": forward, "backward": backward, "both": both}[params.passes]
-        with torch.set_grad_enabled(params.passes != "forward"):
+        metrics: Metrics = {}
+        for name, run in (("forward", forward_alone), ("backward", backward), ("both", both)):
             times = torch.tensor(backend.time_ms(run, params.rounds), dtype=torch.float64)
-            memory = backend.memory_of(run)
-        median = float(times.median())
-        metrics: Metrics = {
-            "median_ms": median,
-            "p10_ms": float(times.quantile(0.1)),
-            "p90_ms": float(times.quantile(0.9)),
-            "tflops": operations(params, seeds) / (median * 1e-3) / 1e12,
-        }
-        if memory is not None:
-            metrics["peak_memory_mib"] = memory / 2**20
+            median = float(times.median())
+            metrics |= {
+                f"{name}_ms": median,
+                f"{name}_p10_ms": float(times.quantile(0.1)),
+                f"{name}_p90_ms": float(times.quantile(0.9)),
+                f"{name}_tflops": operations(params, seeds, name) / (median * 1e-3) / 1e12,
+            }
+        if (memory := backend.memory_of(both)) is not None:
+            metrics["both_peak_memory_mib"] = memory / 2**20
         return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)})
 
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        return "measured" if metrics["median_ms"] > 0 else "invalid"
+        return "measured" if metrics["both_ms"] > 0 else "invalid"
 
 
-def operations(params: Params, seeds: int) -> float:
-    """Floating-point operations that the passes must do: two matrix products forward, five backward."""
-    products = {"forward": 2, "backward": 5, "both": 7}[params.passes]
+def operations(params: Params, seeds: int, name: str) -> float:
+    """Floating-point operations that a pass (`forward`, `backward`, `both`) must do."""
     each = 2.0 * seeds * params.batch * params.heads * params.tokens**2 * params.head_dim
-    return products * each * (0.5 if params.causal else 1.0)
+    return PRODUCTS[name] * each * (0.5 if params.causal else 1.0)

@@ -61,7 +61,8 @@ def test_seeds_and_dtype_are_part_of_the_key() -> None:
         ("  - case: bias/leak\n    params: {dtype: bf16}\n", "", "params.dtype: 'bf16'; did you mean 'bfloat16'?"),
         ("  - case: bias/leak\n    options: {betta: 2}\n", "", "options.betta: no selected kernel has this option; did you mean 'beta'?"),
         ("  - case: bias/leak\n", "kernels: [eager/stok]\n", "unknown kernel 'eager/stok'; did you mean 'eager/stock'?"),
-        ("  - case: bias/leak\n", "kernels: ['tritn/*']\n", "match no kernel"),
+        ("  - case: bias/leak\n", "kernels: ['tritn/*']\n", "kernels: unknown kernel 'tritn/*'"),
+        ("  - case: bias/leak\n", "kernels: ['triton/*']\n", "kernels: none of ['triton/*'] is available on this machine"),
         ("  - case: bias/leak\n    kernels: ['closed/stok']\n", "", "cases[0].kernels: unknown kernel"),
         ("  - case: determinism/run_to_run\n    params: {heads: 3, kv_heads: 2}\n", "", "heads: 3 is not a multiple"),
         ("  - case: bias/leak\n    params: {gap: [" + "1," * 20_000 + "1]}\n", "", "at most 20000"),
@@ -72,6 +73,13 @@ def test_wrong_plans_say_where_and_what_is_allowed(cases: str, head: str, expect
         plan(cases, head)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_entry_for_kernels_of_other_machines_is_passed_over() -> None:
+    units = plan(
+        "  - case: bias/leak\n  - case: bias/leak\n    kernels: ['triton/*']\n    options: {block_n: 64}\n"
+    )
+    assert len(units) == len(OFFERED)
 
 
 def test_filters_are_globs_and_say_which_one_leaves_nothing() -> None:

@@ -1,0 +1,77 @@
+"""The `flash_attn` packages that users install themselves: FlashAttention 2, 3 and 4.
+
+A package that is not installed leaves its kernel in the list as unsupported, with the reason, so that
+tables show what is missing. Causal needs as many queries as keys: the packages align bottom-right.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.kernels.checks import check_qkv
+from backends.kernels.closed import HALVES, MAX_HEAD_DIM, ClosedKernel
+
+# generation: module, distribution that holds it
+PACKAGES = {
+    "2": ("flash_attn", "flash-attn"),
+    "3": ("flash_attn_interface", "flash-attn-3"),
+    "4": ("flash_attn.cute", "flash-attn-4"),
+}
+
+
+@dataclass(frozen=True)
+class FlashAttnKernel(ClosedKernel):
+    """`flash_attn_func` of one generation, deterministic where it can be asked for."""
+
+    generation: str = "2"
+    dtypes: frozenset[torch.dtype] = HALVES
+
+    @property
+    def name(self) -> str:
+        return f"flash-attn-{self.generation}/stock"
+
+    def _function(self) -> Callable[..., Any]:
+        module, package = PACKAGES[self.generation]
+        try:
+            function: Callable[..., Any] = importlib.import_module(module).flash_attn_func
+        except (ImportError, AttributeError) as error:
+            raise Unsupported(f"{package} is not installed ({error})") from error
+        return function
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Tensor:
+        function = self._function()
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        if causal and q.shape[2] != k.shape[2]:
+            raise Unsupported(
+                "causal with another number of queries than keys: aligned bottom-right"
+            )
+        arguments: dict[str, Any] = {"softmax_scale": scale, "causal": causal}
+        if self.generation != "4":
+            arguments["deterministic"] = True
+        o = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **arguments)
+        o = o[0] if isinstance(o, tuple) else o
+        return o.transpose(1, 2)  # [B, T, H, D] → [B, H, T, D]
+
+    def launch_facts(self) -> dict[str, Any]:
+        package = PACKAGES[self.generation][1]
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            version = "not installed"
+        return {"library": f"{package} {version}", "tile_keys": "not exposed"}
+
+
+def flash_attn_kernels() -> dict[str, FlashAttnKernel]:
+    """One kernel a generation, installed or not."""
+    kernels = [FlashAttnKernel(generation=generation) for generation in PACKAGES]
+    return {kernel.name: kernel for kernel in kernels}

@@ -1,0 +1,72 @@
+"""PyTorch's FlexAttention, compiled: `flex/stock`. Needs Triton (it comes with torch's CUDA builds)."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.base import Forward
+from backends.kernels.checks import check_qkv
+from backends.kernels.closed import FLOATS, MAX_HEAD_DIM, ClosedKernel
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@cache
+def _causal_mask(queries: int, keys: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i  # top-left aligned
+
+    return create_block_mask(visible, None, None, queries, keys, device=str(device))
+
+
+@dataclass(frozen=True)
+class FlexKernel(ClosedKernel):
+    """FlexAttention with a causal block mask or none; its launch shapes are chosen by torch."""
+
+    name: str = "flex/stock"
+    dtypes: frozenset[torch.dtype] = FLOATS
+
+    def _run(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, return_lse: bool
+    ) -> Any:
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        mask = _causal_mask(q.shape[2], k.shape[2], q.device) if causal else None
+        grouped = q.shape[1] != k.shape[1]
+        return _compiled()(
+            q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped, return_lse=return_lse
+        )
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Tensor:
+        return self._run(q, k, v, causal, scale, return_lse=False)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Forward:
+        with torch.no_grad():
+            return Forward(*self._run(q, k, v, causal, scale, return_lse=True))
+
+    def launch_facts(self) -> dict[str, Any]:
+        return {"library": f"torch {torch.__version__} inductor", "tile_keys": "not exposed"}
+
+
+def flex_kernels() -> dict[str, FlexKernel]:
+    """FlexAttention, where Triton is installed."""
+    if importlib.util.find_spec("triton") is None:
+        return {}
+    return {"flex/stock": FlexKernel()}

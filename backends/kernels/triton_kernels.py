@@ -1,0 +1,105 @@
+"""The Triton kernels as the suite sees them: `triton/<fix>`.
+
+The device code is in `triton_flash.py`, launches and operators in `triton_flash_ops.py`; Triton is
+imported when a kernel first runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from backends.base import Forward, KernelOptions, Unsupported
+from backends.kernels.checks import check_qkv
+from backends.kernels.fixes import FIXES
+from backends.kernels.triton_tiles import default_config
+
+DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+
+
+class TritonOptions(KernelOptions):
+    """Knobs of the Triton kernels; 0 for a block means the pinned default of the chip and head_dim."""
+
+    beta: Annotated[float, Field(ge=1, le=64)] = 2.0
+    tol: Annotated[float, Field(ge=0, lt=0.1)] = 1e-3
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    block_n: Annotated[int, Field(ge=0, le=256, multiple_of=16)] = 0  # keys a tile, forward
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """Fused attention with one fix, at pinned launch shapes."""
+
+    fix: str
+    options: TritonOptions = field(default_factory=TritonOptions)
+    dtypes: frozenset[torch.dtype] = DTYPES
+    _launched: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"triton/{self.fix}"
+
+    @property
+    def option_names(self) -> frozenset[str]:
+        fix = FIXES[self.fix]
+        names = {"block_n"}
+        if fix.shift == "repeated":
+            names |= {"beta", "tol"}
+        return frozenset(names | ({"seed"} if fix.stochastic else set()))
+
+    def configure(self, **options: Any) -> TritonKernel:
+        changed = TritonOptions.model_validate(self.options.model_dump() | options)
+        return TritonKernel(self.fix, changed, self.dtypes)
+
+    def _arguments(self, q: Tensor) -> dict[str, Any]:
+        from backends.kernels import triton_flash_ops as ops
+
+        if q.shape[3] not in ops.HEAD_DIMS:
+            raise Unsupported(f"head_dim {q.shape[3]}: this kernel takes {ops.HEAD_DIMS}")
+        config = default_config(q.shape[3], q.dtype, torch.cuda.get_device_capability(q.device))
+        if self.options.block_n:
+            config = replace(config, forward=replace(config.forward, block_n=self.options.block_n))
+        self._launched.update(ops.launch_facts(q.shape[3], q.dtype, q.device, config))
+        chosen = {"fix": self.fix, "config": config}
+        return chosen | self.options.model_dump(include={"beta", "tol", "seed"})
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Tensor:
+        from backends.kernels.triton_flash_ops import triton_attention
+
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=256)
+        return triton_attention(q, k, v, causal=causal, scale=scale, **self._arguments(q))
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Forward:
+        from backends.kernels.triton_flash_ops import triton_attention_forward
+
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=256)
+        with torch.no_grad():
+            o, lse = triton_attention_forward(
+                q, k, v, causal=causal, scale=scale, **self._arguments(q)
+            )
+        return Forward(o, lse)
+
+    def launch_facts(self) -> dict[str, Any]:
+        """Launch shapes of the last call: they depend on head_dim, dtype and chip."""
+        facts: dict[str, Any] = {}
+        for name, value in self._launched.items():
+            parts = value if isinstance(value, dict) else {None: value}
+            facts |= {name if part is None else f"{name}_{part}": v for part, v in parts.items()}
+        return facts
+
+
+def triton_kernels() -> dict[str, TritonKernel]:
+    """Every fix, where Triton is installed."""
+    if importlib.util.find_spec("triton") is None:
+        return {}
+    kernels = [TritonKernel(fix) for fix in FIXES]
+    return {kernel.name: kernel for kernel in kernels}

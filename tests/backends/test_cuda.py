@@ -1,0 +1,128 @@
+"""The CUDA backend: what can be checked without a GPU, and on one where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from backends import cuda
+from backends.base import Backend, Unsupported
+from backends.kernels.fixes import FIXES
+from backends.kernels.flash_attn import flash_attn_kernels
+from backends.kernels.triton_kernels import TritonKernel, triton_kernels
+from backends.kernels.triton_tiles import PINNED, default_config
+
+HAS_GPU = cuda.unavailable_reason() is None
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason=str(cuda.unavailable_reason()))
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+def test_without_a_gpu_the_reason_is_clear() -> None:
+    reason = cuda.unavailable_reason()
+    assert reason in (
+        "this torch is built without CUDA",
+        "torch sees no CUDA device (driver, or CUDA_VISIBLE_DEVICES)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("hip", "version", "available", "capability", "expected"),
+    [
+        ("6.0", "13.0", True, (9, 0), "ROCm"),
+        (None, None, False, (9, 0), "built without CUDA"),
+        (None, "13.0", False, (9, 0), "no CUDA device"),
+        (None, "13.0", True, (7, 5), "Tesla T4 has capability 7.5; 8.0 (sm80) or newer is needed"),
+        (None, "13.0", True, (8, 0), None),
+        (None, "13.0", True, (12, 0), None),
+    ],
+)
+def test_every_reason(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, version: str | None, available: bool,
+    capability: tuple[int, int], expected: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch, "version", SimpleNamespace(hip=hip, cuda=version))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    reason = cuda.unavailable_reason()
+    assert reason is None if expected is None else expected in str(reason)
+
+
+def test_flash_attn_packages_are_listed_and_refuse_with_the_reason() -> None:
+    x = torch.zeros(1, 1, 4, 16, dtype=torch.bfloat16)
+    for name, kernel in flash_attn_kernels().items():
+        module = {"2": "flash_attn", "3": "flash_attn_interface", "4": "flash_attn"}[
+            kernel.generation
+        ]
+        if importlib.util.find_spec(module):
+            continue
+        assert name == f"flash-attn-{kernel.generation}/stock"
+        with pytest.raises(Unsupported, match="is not installed"):
+            kernel(x, x, x, causal=False)
+        assert "not installed" in kernel.launch_facts()["library"]
+
+
+def test_triton_kernels_take_the_options_of_their_fix() -> None:
+    assert set(TritonKernel("stock").option_names) == {"block_n"}
+    assert set(TritonKernel("stabilized").option_names) == {"block_n", "beta", "tol"}
+    assert set(TritonKernel("stochastic").option_names) == {"block_n", "seed"}
+    changed = TritonKernel("stabilized").configure(beta=7.0, block_n=32)
+    assert (changed.options.beta, changed.options.block_n) == (7.0, 32)
+    with pytest.raises(ValueError, match="block_n"):
+        TritonKernel("stock").configure(block_n=17)
+    with pytest.raises(ValueError, match="tile"):
+        TritonKernel("stock").configure(tile=64)
+
+
+def test_triton_kernels_are_offered_for_every_fix_where_triton_is_installed() -> None:
+    expected = [f"triton/{fix}" for fix in FIXES] if importlib.util.find_spec("triton") else []
+    assert list(triton_kernels()) == expected
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128, 256])
+def test_every_chip_and_head_dim_has_pinned_tiles(
+    capability: tuple[int, int], head_dim: int
+) -> None:
+    config = default_config(head_dim, torch.bfloat16, capability)
+    assert any(config in family.values() for family in PINNED.values())
+    assert default_config(head_dim, torch.float32, capability).forward.block_m == 32
+
+
+@needs_gpu
+def test_on_a_gpu_every_kernel_is_right_and_knobs_are_put_back() -> None:
+    from bench.inputs import Inputs, key_of, normal
+    from bench.reference import attention_reference
+    from cases.base import forward_backward, forward_only
+
+    backend = cuda.create()
+    assert isinstance(backend, Backend)
+    shape = (2, 4, 192, 64)
+    x = Inputs.quantized(
+        torch.bfloat16, *(normal(key_of("cuda", name), shape) for name in "qkvd"), causal=True
+    )
+    ref = attention_reference(x)
+    before = torch.backends.cuda.matmul.allow_tf32
+    for name, kernel in backend.kernels().items():
+        with backend.deterministic():
+            try:
+                grads = forward_backward(kernel, backend, x)
+                o, digests = forward_only(kernel, backend, x)
+            except Unsupported:
+                assert name.startswith("flash-attn")
+                continue
+        for got, exact in (
+            (grads.o, ref.o),
+            (grads.dq, ref.dq),
+            (grads.dk, ref.dk),
+            (grads.dv, ref.dv),
+        ):
+            error = (got.double() - exact).abs().max() / exact.abs().max()
+            assert error < 0.03, name
+        if name.startswith(("triton", "eager")):
+            assert torch.equal(o, grads.o), name
+        assert ("lse" in digests) == name.startswith(("triton", "flex", "eager")), name
+    assert torch.backends.cuda.matmul.allow_tf32 == before
