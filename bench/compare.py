@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ KEY = ("case", "case_version", "kernel", "dtype", "params", "options", "seeds")
 
 @dataclass
 class Comparison:
-    """What differs between submissions A and B. Rows are matched by everything but the backend."""
+    """What differs between submissions A and B."""
 
     facts: list[tuple[str, str, str]] = field(default_factory=list)  # name, in A, in B
     only_a: int = 0
@@ -34,16 +35,10 @@ class Comparison:
 def compare(a: Submission, b: Submission) -> Comparison:
     """Compare two submissions."""
     result = Comparison(facts=_facts(a, b))
-    rows_a, rows_b = _by_key(a), _by_key(b)
-    result.only_a = len(rows_a.keys() - rows_b.keys())
-    result.only_b = len(rows_b.keys() - rows_a.keys())
-    common = [(rows_a[key], rows_b[key]) for key in rows_a if key in rows_b]
-    every_row = [row for row, _ in common]
-    for row_a, row_b in common:
-        same_case = [row for row in every_row if row.case == row_a.case]
-        label = " · ".join(
-            part for part in (row_a.case, row_a.kernel, point_label(row_a, varying(same_case), True)) if part
-        )  # fmt: skip
+    pairs, result.only_a, result.only_b = _pairs(a, b)
+    every_row = [row for row, _ in pairs]
+    for row_a, row_b in pairs:
+        label = _label(row_a, row_b, every_row)
         stage = _first_difference(row_a, row_b)
         if stage:
             result.different.append({"row": label, "first_difference": stage})
@@ -56,8 +51,40 @@ def compare(a: Submission, b: Submission) -> Comparison:
     return result
 
 
-def _by_key(submission: Submission) -> dict[str, Row]:
-    return {repr([getattr(row, name) for name in KEY]): row for row in submission.rows}
+def _pairs(a: Submission, b: Submission) -> tuple[list[tuple[Row, Row]], int, int]:
+    """Rows of A with their partners in B, and how many rows of A and of B have none.
+
+    A row's partner has the same key; where B lacks the row's backend altogether, the row of another
+    backend with the same kernel will do (a CPU against a GPU).
+    """
+    by_key: dict[str, dict[str, Row]] = {}
+    for row in b.rows:
+        by_key.setdefault(_key(row), {})[row.backend] = row
+    backends_b = {row.backend for row in b.rows}
+    pairs, used = [], set()
+    for row in a.rows:
+        partners = by_key.get(_key(row), {})
+        chosen = [row.backend] if row.backend in backends_b else sorted(partners)
+        for backend in chosen:
+            if backend in partners:
+                pairs.append((row, partners[backend]))
+                used.add(id(partners[backend]))
+    matched = {id(row) for row, _ in pairs}
+    return pairs, sum(id(r) not in matched for r in a.rows), sum(id(r) not in used for r in b.rows)
+
+
+def _key(row: Row) -> str:
+    return repr([getattr(row, name) for name in KEY])
+
+
+def _label(a: Row, b: Row, rows: Sequence[Row]) -> str:
+    kernel = a.kernel
+    if a.backend != b.backend:
+        kernel += f" @{a.backend}/{b.backend}"
+    elif len({row.backend for row in rows}) > 1:
+        kernel += f" @{a.backend}"
+    point = point_label(a, varying([row for row in rows if row.case == a.case]), True)
+    return " · ".join(part for part in (a.case, kernel, point) if part)
 
 
 def _facts(a: Submission, b: Submission) -> list[tuple[str, str, str]]:

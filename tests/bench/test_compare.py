@@ -51,3 +51,22 @@ def test_z_is_in_combined_standard_errors(run_tiny: RunIt) -> None:
         }
     (bias,) = compare(a, b).biases
     assert abs(bias["z"] - 10.0) < 1e-9
+
+
+def test_rows_of_two_backends_do_not_hide_each_other(run_tiny: RunIt) -> None:
+    path = run_tiny().path
+    a, b = read_submission(path)[0], read_submission(path)[0]
+    twins = [row.model_copy(update={"backend": "cuda"}) for row in b.rows]
+    b.rows += twins
+    result = compare(a, b)
+    assert (result.equal, result.only_a, result.only_b) == (len(a.rows), 0, len(twins))
+
+
+def test_a_cpu_is_compared_with_a_gpu(run_tiny: RunIt) -> None:
+    path = run_tiny().path
+    a, b = read_submission(path)[0], read_submission(path)[0]
+    b.rows = [row.model_copy(update={"backend": "cuda"}) for row in b.rows]
+    b.rows[0].digests = b.rows[0].digests | {"o": "0" * 64}
+    result = compare(a, b)
+    assert result.equal == len(a.rows) - 1
+    assert result.different[0]["row"].startswith("bias/shift_range · eager-fused/stock @cpu/cuda")
