@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import resource
 import sys
@@ -15,6 +16,13 @@ import torch
 from backends.base import Kernel, MachineFacts
 from backends.kernels.eager_kernels import eager_kernels
 from backends.kernels.sdpa import cpu_sdpa_kernels
+
+# Variables that make the libraries below choose other code, hence other bits.
+ENVIRONMENT = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "KMP_DETERMINISTIC_REDUCTION",
+    "ATEN_CPU_CAPABILITY",
+)  # fmt: skip
 
 
 def unavailable_reason() -> str | None:
@@ -57,6 +65,7 @@ class CpuBackend:
             "knobs": {
                 "deterministic_algorithms": True,
                 "float32_matmul_precision": "highest",
+                **{name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
             },
         }
         return MachineFacts(identity)

@@ -64,7 +64,7 @@ class CudaBackend:
 
     def facts(self) -> MachineFacts:
         properties = torch.cuda.get_device_properties(self.device)
-        smi = _nvidia_smi(self.device.index or 0)
+        smi = _nvidia_smi(f"GPU-{properties.uuid}")
         identity: dict[str, Any] = {
             "accelerator": properties.name,
             "capability": f"{properties.major}.{properties.minor}",
@@ -168,12 +168,12 @@ def _all_kernels() -> dict[str, Kernel]:
     }  # fmt: skip
 
 
-def _nvidia_smi(index: int) -> dict[str, str]:
+def _nvidia_smi(uuid: str) -> dict[str, str]:
     """Driver and present clocks; empty where nvidia-smi is not there."""
     names = ["driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw"]
     command = [
         "nvidia-smi",
-        f"--id={index}",
+        f"--id={uuid}",
         f"--query-gpu={','.join(names)}",
         "--format=csv,noheader",
     ]

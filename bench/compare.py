@@ -42,7 +42,7 @@ def compare(a: Submission, b: Submission) -> Comparison:
         stage = _first_difference(row_a, row_b)
         if stage:
             result.different.append({"row": label, "first_difference": stage})
-        elif row_a.digests:
+        elif _has_outputs(row_a) and _has_outputs(row_b):
             result.equal += 1
         if cell_text(row_a) != cell_text(row_b):
             result.biases.append(
@@ -83,7 +83,7 @@ def _label(a: Row, b: Row, rows: Sequence[Row]) -> str:
         kernel += f" @{a.backend}/{b.backend}"
     elif len({row.backend for row in rows}) > 1:
         kernel += f" @{a.backend}"
-    point = point_label(a, varying([row for row in rows if row.case == a.case]), True)
+    point = point_label(a, varying([row for row in rows if row.case == a.case]))
     return " · ".join(part for part in (a.case, kernel, point) if part)
 
 
@@ -119,13 +119,17 @@ def _first_difference(a: Row, b: Row) -> str | None:
     return None
 
 
+def _has_outputs(row: Row) -> bool:
+    return any(stage in row.digests for stage in STAGES[1:])
+
+
 def _distance(a: Row, b: Row) -> float:
     """Difference of the headlines in combined standard errors; NaN where they have none."""
     shown = headline(a)
     if shown is None or shown.sem is None or a.status != "ok" or b.status != "ok":
         return math.nan
     spread = math.hypot(a.metrics.get(shown.sem, math.nan), b.metrics.get(shown.sem, math.nan))
-    gap = b.metrics[shown.metric] - a.metrics[shown.metric]
+    gap = b.metrics.get(shown.metric, math.nan) - a.metrics.get(shown.metric, math.nan)
     return gap / spread if spread > 0 else math.nan
 
 

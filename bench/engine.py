@@ -22,6 +22,7 @@ from bench.config import Config, explain, read_config, sha256_text
 from bench.errors import UsageError
 from bench.machine import describe_machine, volatile_facts
 from bench.plan import Unit, filter_units, make_plan
+from bench.privacy import personal, scrub
 from bench.records import (
     MAX_SERIES,
     ConfigRecord,
@@ -66,11 +67,12 @@ class Run:
     units: list[Unit]  # what the filters leave of it
     path: Path
     rows: dict[str, Row] = field(default_factory=dict)  # by key; from an earlier run or this one
+    redo: set[str] = field(default_factory=set)  # keys to measure again; kept until they are
     notes: list[str] = field(default_factory=list)  # for the user: files set aside, …
 
     @property
     def todo(self) -> list[Unit]:
-        return [unit for unit in self.units if unit.key not in self.rows]
+        return [u for u in self.units if u.key not in self.rows or u.key in self.redo]
 
     def selected_rows(self) -> list[Row]:
         return [self.rows[unit.key] for unit in self.units if unit.key in self.rows]
@@ -86,6 +88,8 @@ class Watcher(Protocol):
 def prepare(request: Request) -> Run:
     """Read the config and plan the run; nothing is written. Raises UsageError."""
     config, text = read_config(request.config)
+    for problem in personal(text, "the text"):
+        raise UsageError(f"{request.config}: {problem}; it would be copied into the result file")
     try:
         backends = [load_backend(name) for name in _backend_names(config.backends)]
         offered = offered_kernels(backends)
@@ -157,15 +161,14 @@ def run_unit(unit: Unit, kernel: Kernel, backend: Backend) -> Row:
             "launch": configured.launch_facts(),
         }
     except Unsupported as reason:
-        fields |= {"status": "unsupported", "reason": str(reason)[:500]}
+        fields |= {"status": "unsupported", "reason": scrub(str(reason))[:500]}
     except Exception as error:  # a kernel may fail in any way; the run goes on
         fields |= {"status": "error", "reason": _one_line(error)}
     return Row(**fields, wall_s=round(time.perf_counter() - start, 4))
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:500]
+    return scrub(f"{type(error).__name__}: {error}")[:500]
 
 
 def offered_kernels(backends: Sequence[Backend]) -> list[Offered]:
@@ -234,11 +237,11 @@ def _resume(run: Run, force: bool) -> None:
         run.notes.append(f"{run.path} was measured with another {changed}; kept as {target.name}")
         return
     planned = {unit.key for unit in run.plan}
-    redo = {unit.key for unit in run.units} if force else set()
-    for row in earlier.rows:
-        # A failed unit may have failed for want of memory or time: it is tried again.
-        if row.key in planned and row.key not in redo and row.status != "error":
-            run.rows[row.key] = row
+    run.rows = {row.key: row for row in earlier.rows if row.key in planned}
+    # A failed unit may have failed for want of memory or time: it is tried again.
+    run.redo = {key for key, row in run.rows.items() if row.status == "error"}
+    if force:
+        run.redo = set(run.rows)
 
 
 def _differences(earlier: Submission, run: Run) -> str:
@@ -263,6 +266,7 @@ class _Writer:
 
     def add(self, unit: Unit, row: Row) -> None:
         self.run.rows[unit.key] = row
+        self.run.redo.discard(unit.key)
         self.lines[unit.key] = row_text(row)
         self.write()
 

@@ -29,10 +29,10 @@ def over_seeds(stem: str, values: Tensor) -> dict[str, float]:
     if values.numel() < 2:
         return {f"{stem}_mean": mean, f"{stem}_sem": math.nan, f"{stem}_z": math.nan}
     sem = float(values.std(correction=1)) / math.sqrt(values.numel())
-    return {f"{stem}_mean": mean, f"{stem}_sem": sem, f"{stem}_z": _ratio(mean, sem)}
+    return {f"{stem}_mean": mean, f"{stem}_sem": sem, f"{stem}_z": ratio(mean, sem)}
 
 
-def _ratio(mean: float, sem: float) -> float:
+def ratio(mean: float, sem: float) -> float:
     """mean / sem; ±Inf for a mean without spread, 0 for no mean without spread, NaN for NaN."""
     if sem == 0:
         return math.copysign(math.inf, mean) if mean else 0.0

@@ -20,7 +20,8 @@ from bench.errors import UsageError, nearest
 from bench.records import DTypeName, Offered, Scalar, row_key
 from bench.registry import load_case
 
-MAX_UNITS = 20_000
+MAX_UNITS = 2_500  # rows of about 1.3 KiB; a result file holds at most 4 MiB
+MAX_VALUES = 2**27  # random values of one unit: anyone must be able to make the inputs again
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
     UsageError with the key path for whatever the config gets wrong.
     """
     _check_backends(config, offered)
+    _select(config.kernels, offered, "kernels")
     units: dict[str, Unit] = {}
+    asked = 0  # before equal units are merged
     for number, entry in enumerate(config.cases):
         where = f"cases[{number}]"
         case = _at(f"{where}.case", lambda entry=entry: load_case(entry.case))  # type: ignore[misc]
@@ -60,8 +63,9 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
         params = _lists(entry.params, f"{where}.params")
         options = _lists(entry.options, f"{where}.options")
         size = _size(params) * _size(options) * len(kernels)
-        if len(units) + size > MAX_UNITS:
-            raise UsageError(f"{where}: {size} units; a config has at most {MAX_UNITS}")
+        asked += size
+        if asked > MAX_UNITS:
+            raise UsageError(f"{where}: {asked} units up to here; a config has at most {MAX_UNITS}")
         for point in _product(params):
             dtype = point.pop("dtype", "bfloat16")
             if dtype not in get_args(DTypeName):
@@ -69,9 +73,12 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
                     f"{where}.params.dtype: '{dtype}'{nearest(str(dtype), get_args(DTypeName))}"
                 )
             try:
-                full = case.Params.model_validate(point).model_dump()
+                params_model = case.Params.model_validate(point)
+                full = params_model.model_dump()
             except ValidationError as error:
                 raise UsageError(f"{where}.params: {explain(error, case.Params)}") from error
+            if (values := case.values(params_model) * seeds) > MAX_VALUES:
+                raise UsageError(f"{where}: {values} input values a unit, at most {MAX_VALUES}")
             for kernel in kernels:
                 for chosen in _product({k: v for k, v in options.items() if k in kernel.options}):
                     unit = Unit(
@@ -144,7 +151,7 @@ def _lists(values: dict[str, Any], where: str) -> dict[str, list[Any]]:
         for item in items:
             if not isinstance(item, bool | int | float | str | None):
                 raise UsageError(f"{where}.{name}: a {type(item).__name__}, expected plain values")
-        lists[name] = items
+        lists[name] = list({repr(item): item for item in items}.values())
     return lists
 
 

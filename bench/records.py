@@ -110,7 +110,7 @@ class Submission(Record):
     suite: Suite
     config: ConfigRecord
     machine: Machine
-    offered: list[Offered]
+    offered: Annotated[list[Offered], Field(max_length=1000)]
     volatile: Facts  # time, load, memory: never compared
     rows: list[Row]
 

@@ -66,11 +66,15 @@ def read_submission(path: Path) -> tuple[Submission, str]:
 def write_text(path: Path, text: str) -> None:
     """Replace `path` atomically: the old or the new content is there at every moment."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8", newline="\n") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def set_aside(path: Path, why: str) -> Path:
@@ -99,12 +103,19 @@ def prepare_directory(path: Path) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Keep a second run away from the same result file."""
     lock = path.with_name(f".{path.name}.lock")
-    with open(lock, "w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(f"{path}: another run is writing this file; wait for it") from error
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    while True:
+        with open(lock, "w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UsageError(
+                    f"{path}: another run is writing this file; wait for it"
+                ) from error
+            # The run before may have removed the file between our open and our lock: then try again.
+            if not lock.exists() or os.fstat(handle.fileno()).st_ino != lock.stat().st_ino:
+                continue
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return

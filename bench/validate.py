@@ -8,33 +8,24 @@ sane numbers, no personal data, size. `validate` before a pull request and in it
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-
+from backends import BACKENDS
 from bench.config import parse_config, sha256_text
 from bench.engine import DTYPES
 from bench.errors import UsageError
 from bench.machine import slug_of
+from bench.metrics import ratio
 from bench.plan import make_plan
+from bench.privacy import personal
 from bench.records import Row, Submission, submission_text
 from bench.registry import load_case
 from bench.report.collect import submission_files
 from bench.store import BadFile, read_submission
 from cases import CASES
-from cases.base import Case, CaseParams
 
 MAX_WALL_S = 7 * 24 * 3600
-# Things that have no place in a result file.
-PERSONAL = {
-    "a path": re.compile(r"(/home/|/Users/|/root/|/tmp/|/mnt/|[A-Za-z]:\\\\)"),
-    "an e-mail address": re.compile(r"[\w.+-]+@[\w-]+\.[A-Za-z]{2,}"),
-    "an IP address": re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])"),
-}
-PERSONAL_KEYS = frozenset({"user", "username", "hostname", "host", "pid", "cwd", "home"})
 
 
 def validate_path(path: Path) -> dict[str, list[str]]:
@@ -55,11 +46,24 @@ def _problems(submission: Submission, text: str, path: Path) -> Iterator[str]:
     if submission_text(submission) != text:
         yield "not in canonical form (was it edited by hand?)"
     yield from _place(submission, path)
-    yield from _personal(submission.model_dump(exclude={"config"}), "")
-    yield from _plan(submission)
+    yield from personal(submission.model_dump())
+    planned = _planned(submission)
+    if isinstance(planned, str):
+        yield planned
+        planned = set()
+    else:
+        yield from _completeness(submission, planned)
+    if submission.rows and all(row.status != "ok" for row in submission.rows):
+        yield "no row was measured"
+    seen: set[str] = set()
     for number, row in enumerate(submission.rows):
         for problem in _row(row, submission):
             yield f"rows[{number}] ({row.case}, {row.kernel}): {problem}"
+        # Only what the plan asks for is made again: a foreign row may ask for anything.
+        if row.key in planned and row.key not in seen:
+            for problem in _measured(row):
+                yield f"rows[{number}] ({row.case}, {row.kernel}): {problem}"
+        seen.add(row.key)
 
 
 def _place(submission: Submission, path: Path) -> Iterator[str]:
@@ -70,36 +74,24 @@ def _place(submission: Submission, path: Path) -> Iterator[str]:
         yield f"stands in folder '{path.parent.name}', expected '{machine.slug}'"
     if path.name != f"{submission.config.name}.json":
         yield f"is named '{path.name}', expected '{submission.config.name}.json'"
-
-
-def _personal(value: Any, where: str) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if str(key).lower() in PERSONAL_KEYS:
-                yield f"{where}.{key}: a personal field".lstrip(".")
-            yield from _personal(item, f"{where}.{key}".lstrip("."))
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _personal(item, f"{where}[{number}]")
-    elif isinstance(value, str):
-        for what, pattern in PERSONAL.items():
-            if pattern.search(value):
-                yield f"{where}: holds {what}"
-
-
-def _plan(submission: Submission) -> Iterator[str]:
-    """Config hash, and rows against the plan that the config and the offered kernels give."""
-    config = submission.config
-    if sha256_text(config.text) != config.sha256:
+    if sha256_text(submission.config.text) != submission.config.sha256:
         yield "config.sha256: does not match config.text"
+
+
+def _planned(submission: Submission) -> set[str] | str:
+    """Keys of the units that the config and the offered kernels give, or why there is no plan."""
     try:
-        parsed = parse_config(config.text, "config.text")
+        parsed = parse_config(submission.config.text, "config.text")
         planned = {unit.key for unit in make_plan(parsed, submission.offered)}
     except UsageError as error:
-        yield f"the config cannot be planned with this version of the suite: {error}"
-        return
-    if parsed.name != config.name:
-        yield f"config.name: '{config.name}', but the text says '{parsed.name}'"
+        return f"the config cannot be planned with this version of the suite: {error}"
+    if parsed.name != submission.config.name:
+        return f"config.name: '{submission.config.name}', but the text says '{parsed.name}'"
+    return planned
+
+
+def _completeness(submission: Submission, planned: set[str]) -> Iterator[str]:
+    """Rows against the plan."""
     keys = [row.key for row in submission.rows]
     if twice := len(keys) - len(set(keys)):
         yield f"{twice} rows appear twice"
@@ -110,12 +102,15 @@ def _plan(submission: Submission) -> Iterator[str]:
 
 
 def _row(row: Row, submission: Submission) -> Iterator[str]:
+    """What can be said of a row without its inputs."""
     if row.case not in CASES:
         yield "unknown case"
         return
     case = load_case(row.case)
     if row.backend not in submission.machine.backends:
         yield f"backend '{row.backend}' has no facts in machine.backends"
+    if row.backend in BACKENDS and row.provenance != "measured":
+        yield f"provenance '{row.provenance}' on a real device"
     if not 0 <= row.wall_s <= MAX_WALL_S:
         yield f"wall_s: {row.wall_s} is not between 0 and {MAX_WALL_S}"
     for name, curve in row.series.items():
@@ -123,25 +118,32 @@ def _row(row: Row, submission: Submission) -> Iterator[str]:
             yield f"series.{name}: empty"
     if row.case_version != case.version:
         yield f"case_version {row.case_version}; this suite has {case.version}: measure again"
-        return
     if row.status != "ok":
         if not row.reason:
             yield f"status '{row.status}' without a reason"
         if row.metrics or row.digests or row.verdict:
             yield f"status '{row.status}' with results"
-        return
-    try:
-        params = case.Params.model_validate(row.params)
-    except ValidationError as error:
-        yield f"params: {error.errors()[0]['msg']}"
-        return
-    yield from _measured(row, case, params)
 
 
-def _measured(row: Row, case: Case, params: CaseParams) -> Iterator[str]:
+def _measured(row: Row) -> Iterator[str]:
+    """Metrics, verdict and digests of a planned row that claims to be measured."""
+    if row.status != "ok":
+        return
+    case = load_case(row.case)
+    params = case.Params.model_validate(row.params)  # planned, so it is valid
     for name, value in row.metrics.items():
         if math.isfinite(value) and abs(value) > 1e30:
             yield f"metrics.{name}: {value} is beyond any measurement"
+        stem = name.removesuffix("_z")
+        if name.endswith("_z") and {f"{stem}_mean", f"{stem}_sem"} <= row.metrics.keys():
+            expected = ratio(row.metrics[f"{stem}_mean"], row.metrics[f"{stem}_sem"])
+            if repr(expected) != repr(value):
+                yield f"metrics.{name}: {value}, but mean and sem give {expected}"
+    if case.headline.metric not in row.metrics:
+        yield f"metrics: '{case.headline.metric}' is missing"
+    for name in case.outputs:
+        if name not in row.digests:
+            yield f"digests: '{name}' is missing"
     try:
         verdict = case.verdict(params, row.metrics)
     except KeyError as error:
@@ -149,6 +151,5 @@ def _measured(row: Row, case: Case, params: CaseParams) -> Iterator[str]:
     else:
         if verdict != row.verdict:
             yield f"verdict '{row.verdict}', but its metrics give '{verdict}'"
-    digest = case.inputs_digest(params, DTYPES[row.dtype], row.seeds)
-    if row.digests.get("inputs") != digest:
+    if row.digests.get("inputs") != case.inputs_digest(params, DTYPES[row.dtype], row.seeds):
         yield "digests.inputs: not the inputs that these parameters make"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,10 +41,12 @@ class FlashAttnKernel(ClosedKernel):
 
     def _function(self) -> Callable[..., Any]:
         module, package = PACKAGES[self.generation]
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            raise Unsupported(f"{package} is not installed")
         try:
             function: Callable[..., Any] = importlib.import_module(module).flash_attn_func
         except (ImportError, AttributeError) as error:
-            raise Unsupported(f"{package} is not installed ({error})") from error
+            raise Unsupported(f"{package} is installed, but does not load: {error}") from error
         return function
 
     def __call__(

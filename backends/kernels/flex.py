@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,12 +15,23 @@ from backends.base import Forward
 from backends.kernels.checks import check_qkv
 from backends.kernels.closed import FLOATS, MAX_HEAD_DIM, ClosedKernel
 
+MAX_VARIANTS = 7  # of torch.compile's limit of 8
+_compiled_for: set[Hashable] = set()
 
-@cache
-def _compiled() -> Callable[..., Any]:
+
+def _compiled(variant: Hashable) -> Callable[..., Any]:
+    """FlexAttention compiled for one variant of shapes and dtypes.
+
+    torch.compile gives up after a few variants of one function and would then run the unfused code
+    under the same name: start afresh before that, and fail rather than fall back (`fullgraph`).
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    if variant not in _compiled_for and len(_compiled_for) >= MAX_VARIANTS:
+        torch._dynamo.reset()
+        _compiled_for.clear()
+    _compiled_for.add(variant)
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 @cache
@@ -46,7 +57,9 @@ class FlexKernel(ClosedKernel):
         check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
         mask = _causal_mask(q.shape[2], k.shape[2], q.device) if causal else None
         grouped = q.shape[1] != k.shape[1]
-        return _compiled()(
+        grad = torch.is_grad_enabled() and q.requires_grad
+        variant = (q.shape, k.shape, q.dtype, causal, scale, return_lse, grad)
+        return _compiled(variant)(
             q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped, return_lse=return_lse
         )
 

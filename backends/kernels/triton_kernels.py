@@ -6,9 +6,12 @@ imported when a kernel first runs.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -17,7 +20,7 @@ from torch import Tensor
 from backends.base import Forward, KernelOptions, Unsupported
 from backends.kernels.checks import check_qkv
 from backends.kernels.fixes import FIXES
-from backends.kernels.triton_tiles import default_config
+from backends.kernels.triton_tiles import Config, default_config
 
 DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
@@ -28,7 +31,10 @@ class TritonOptions(KernelOptions):
     beta: Annotated[float, Field(ge=1, le=64)] = 2.0
     tol: Annotated[float, Field(ge=0, lt=0.1)] = 1e-3
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    block_n: Annotated[int, Field(ge=0, le=256, multiple_of=16)] = 0  # keys a tile, forward
+    block_n: Literal[0, 16, 32, 64, 128, 256] = 0  # keys a tile, forward
+    autotune: bool = (
+        False  # time many launch shapes first; for speed runs, where bits do not matter
+    )
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class TritonKernel:
     @property
     def option_names(self) -> frozenset[str]:
         fix = FIXES[self.fix]
-        names = {"block_n"}
+        names = {"block_n", "autotune"}
         if fix.shift == "repeated":
             names |= {"beta", "tol"}
         return frozenset(names | ({"seed"} if fix.stochastic else set()))
@@ -56,12 +62,16 @@ class TritonKernel:
         changed = TritonOptions.model_validate(self.options.model_dump() | options)
         return TritonKernel(self.fix, changed, self.dtypes)
 
-    def _arguments(self, q: Tensor) -> dict[str, Any]:
+    def _arguments(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
+        """What the operator is called with, once the input is checked; notes the launch shapes."""
         from backends.kernels import triton_flash_ops as ops
 
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=256)
         if q.shape[3] not in ops.HEAD_DIMS:
             raise Unsupported(f"head_dim {q.shape[3]}: this kernel takes {ops.HEAD_DIMS}")
         config = default_config(q.shape[3], q.dtype, torch.cuda.get_device_capability(q.device))
+        if self.options.autotune:
+            config = _tuned(self.fix, causal, q.dtype, q.device, tuple(q.shape), tuple(k.shape))
         if self.options.block_n:
             config = replace(config, forward=replace(config.forward, block_n=self.options.block_n))
         self._launched.update(ops.launch_facts(q.shape[3], q.dtype, q.device, config))
@@ -71,22 +81,22 @@ class TritonKernel:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Tensor:
+        arguments = self._arguments(q, k, v, causal)
         from backends.kernels.triton_flash_ops import triton_attention
 
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=256)
-        return triton_attention(q, k, v, causal=causal, scale=scale, **self._arguments(q))
+        with _too_large_is_unsupported():
+            return triton_attention(q, k, v, causal=causal, scale=scale, **arguments)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Forward:
+        arguments = self._arguments(q, k, v, causal)
         from backends.kernels.triton_flash_ops import triton_attention_forward
 
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=256)
-        with torch.no_grad():
-            o, lse = triton_attention_forward(
-                q, k, v, causal=causal, scale=scale, **self._arguments(q)
+        with torch.no_grad(), _too_large_is_unsupported():
+            return Forward(
+                *triton_attention_forward(q, k, v, causal=causal, scale=scale, **arguments)
             )
-        return Forward(o, lse)
 
     def launch_facts(self) -> dict[str, Any]:
         """Launch shapes of the last call: they depend on head_dim, dtype and chip."""
@@ -95,6 +105,36 @@ class TritonKernel:
             parts = value if isinstance(value, dict) else {None: value}
             facts |= {name if part is None else f"{name}_{part}": v for part, v in parts.items()}
         return facts
+
+
+@cache
+def _tuned(
+    fix: str, causal: bool, dtype: torch.dtype, device: torch.device,
+    q_shape: tuple[int, ...], kv_shape: tuple[int, ...],
+) -> Config:  # fmt: skip
+    """The fastest launch shapes for a problem, found once a process on random inputs."""
+    import triton
+
+    from backends.kernels.triton_tune import tune
+
+    q = torch.randn(q_shape, device=device).to(dtype)
+    k, v = (torch.randn(kv_shape, device=device).to(dtype) for _ in range(2))
+
+    def time_ms(run: Callable[[], object]) -> float:
+        return float(triton.testing.do_bench(run, return_mode="median"))
+
+    return tune(q, k, v, causal=causal, fix=fix, time_ms=time_ms)
+
+
+@contextlib.contextmanager
+def _too_large_is_unsupported() -> Iterator[None]:
+    """Launch shapes that do not fit the chip are a property of the chip, not a failure of the run."""
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        yield
+    except OutOfResources as error:
+        raise Unsupported(f"these launch shapes do not fit the chip: {error}") from error
 
 
 def triton_kernels() -> dict[str, TritonKernel]:

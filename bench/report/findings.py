@@ -18,10 +18,17 @@ def findings(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+NEEDED = {
+    "bias/tie_break": "aligned_ulp_mean",
+    "bias/leak": "true_dq_abs_mean",
+    "bias/shift_range": "row_max_limit",
+}
+
+
 def _of(rows: Sequence[Row], case: str, **params: object) -> list[Row]:
     return [
         row for row in rows
-        if row.case == case and row.dtype == "bfloat16"
+        if row.case == case and row.dtype == "bfloat16" and NEEDED[case] in row.metrics
         and all(row.params.get(name) == value for name, value in params.items())
     ]  # fmt: skip
 
@@ -57,6 +64,7 @@ def _bias(rows: Sequence[Row]) -> list[str]:
 def _leak(rows: Sequence[Row]) -> list[str]:
     """The headline of `bias/leak` with two sinks."""
     points = _of(rows, "bias/leak", repeats=2, other_values="same_sign")
+    points = [row for row in points if "leak_mean" in row.metrics]
     if not points:
         return []
     exact = points[0].metrics["true_dq_abs_mean"]

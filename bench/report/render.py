@@ -76,10 +76,10 @@ def markdown_report(loaded: list[Loaded], found: Sequence[Found], base: Path) ->
     out += ["## Machines", "", _machines(loaded, base), ""]
     if missing := awaited(found):
         out += ["Awaiting submission: " + ", ".join(missing) + ".", ""]
-    for machine in sorted({f.machine for f in found}):
-        lines = findings([f.row for f in found if f.machine == machine])
-        if lines:
-            out += [f"## In words: {machine}", "", *(f"- {line}" for line in lines), ""]
+    for item in loaded:
+        if lines := findings(item.submission.rows):
+            out += [f"## In words: {item.machine}, {item.path.stem}", ""]
+            out += [*(f"- {_escape(line)}" for line in lines), ""]
     out += ["## Summary", "", markdown_table(summary_table(found), base), ""]
     digests = digest_table(found)
     if digests.rows:

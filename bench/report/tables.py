@@ -5,6 +5,7 @@ The tables are plain data; `render.py` turns them into text, Markdown or CSV.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,10 +15,12 @@ from bench.report.collect import Found
 from cases import CASES
 from cases.base import Headline, question
 
-# Parameters that set a threshold say how a verdict is reached, not what was measured.
-THRESHOLDS = frozenset({"floor_ulp", "min_z", "floor", "tolerance_ulp", "max_exponent"})
-AWAITED = {"NVIDIA A100": "a100", "NVIDIA RTX 4090": "4090", "NVIDIA H200": "h200",
-           "Ascend 910B": "910b"}  # fmt: skip
+AWAITED = {
+    "NVIDIA A100": r"\ba100\b",
+    "NVIDIA RTX 4090": r"\b4090\b",
+    "NVIDIA H200": r"\bh200\b",
+    "Ascend 910B": r"910b",
+}
 
 
 @dataclass(frozen=True)
@@ -58,20 +61,29 @@ def cell_text(row: Row) -> str:
     return f"{text} {row.verdict}"
 
 
+def point(row: Row) -> dict[str, object]:
+    """Everything but the kernel that tells two rows apart."""
+    return {**row.params, "dtype": row.dtype, "seeds": row.seeds, "version": row.case_version}
+
+
 def varying(rows: Sequence[Row]) -> list[str]:
     """Names of the parameters that take more than one value in `rows`, in order of appearance."""
     values: dict[str, set[str]] = {}
     for row in rows:
-        for name, value in row.params.items():
-            if name not in THRESHOLDS:
-                values.setdefault(name, set()).add(repr(value))
+        for name, value in point(row).items():
+            values.setdefault(name, set()).add(repr(value))
     return [name for name, seen in values.items() if len(seen) > 1]
 
 
-def point_label(row: Row, names: Sequence[str], dtype: bool) -> str:
-    """`repeats=2 gap=12`: the values of the varying parameters."""
-    parts = [f"{name}={_short(row.params[name])}" for name in names if name in row.params]
-    return " ".join(parts + ([row.dtype] if dtype else []))
+def point_label(row: Row, names: Sequence[str]) -> str:
+    """`repeats=2 gap=12 float16`: the values of the varying parameters."""
+    own = point(row)
+    parts = [
+        str(own[name]) if name == "dtype" else f"{name}={_short(own[name])}"
+        for name in names
+        if name in own
+    ]
+    return " ".join(parts)
 
 
 def kernel_label(row: Row, rows: Sequence[Row]) -> str:
@@ -94,13 +106,13 @@ def kernel_name(row: Row, rows: Sequence[Row]) -> str:
 def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
     """One case on one machine: kernels down, parameter points across."""
     rows = [f.row for f in found]
-    names, dtype = varying(rows), len({row.dtype for row in rows}) > 1
-    columns = list(dict.fromkeys(point_label(row, names, dtype) or "all" for row in rows))
+    names = varying(rows)
+    columns = list(dict.fromkeys(point_label(row, names) or "all" for row in rows))
     grid: dict[str, list[Cell | None]] = {}
     for f in found:
         label = kernel_label(f.row, rows)
         line = grid.setdefault(label, [None] * len(columns))
-        at = columns.index(point_label(f.row, names, dtype) or "all")
+        at = columns.index(point_label(f.row, names) or "all")
         line[at] = Cell(cell_text(f.row), f.row.verdict, f)
     shown = headline(rows[0])
     note = question(load_case(case)) if case in CASES else ""
@@ -155,57 +167,68 @@ def _summary_cell(found: list[Found]) -> Cell:
         word = f.row.verdict if f.row.status == "ok" else f.row.status
         counts[word] = counts.get(word, 0) + 1
     words = ", ".join(f"{word} {n}/{len(found)}" for word, n in sorted(counts.items()))
-    worst = max(found, key=_size)
+    worst = max(found, key=_badness)
     text = words
     if worst.row.status == "ok" and worst.row.verdict != "pass":
         text += f": {cell_text(worst.row).rpartition(' ')[0]}"
     return Cell(text, worst.row.verdict, worst)
 
 
-def _size(f: Found) -> tuple[bool, float]:
-    """Sorts a group's rows: a failing verdict first, then by the size of the headline."""
+def _badness(f: Found) -> tuple[bool, float]:
+    """Sorts a group's rows: a failing verdict first, then by the headline, the worst last."""
     shown = headline(f.row)
     value = abs(f.row.metrics.get(shown.metric, 0.0)) if shown else 0.0
-    return f.row.verdict not in ("pass", ""), value if value == value else float("inf")
+    if value != value:
+        value = float("inf")
+    elif shown and shown.worst == "low":
+        value = -value
+    return f.row.verdict not in ("pass", "measured", ""), value
 
 
 def digest_table(found: Sequence[Found]) -> Table:
-    """Which machines agree bit for bit: one letter for each distinct digest of the outputs.
+    """Which machines agree bit for bit: one letter for each distinct set of output digests.
 
-    Empty for a single machine: there is nothing to agree with.
+    Rows on other inputs are never compared. Empty for a single machine: nothing to agree with.
     """
     machines = sorted({f.machine for f in found})
     table = Table(
         "Same bits?",
-        "Rows of determinism cases; equal letters are equal digests of all outputs, on equal inputs.",
+        "Rows of determinism cases; equal letters are equal digests of all outputs.",
         machines, corner="case · kernel · point",
     )  # fmt: skip
-    groups: dict[str, dict[str, Found]] = {}
     chosen = [f for f in found if f.row.case.startswith("determinism/") and f.row.status == "ok"]
     rows = [f.row for f in chosen]
-    for f in chosen:
-        point = point_label(f.row, varying([r for r in rows if r.case == f.row.case]), True)
-        label = f"{f.row.case} · {kernel_label(f.row, rows)} · {point}"
-        groups.setdefault(label, {})[f.machine] = f
-    for label, by_machine in groups.items() if len(machines) > 1 else ():
+    groups: dict[str, list[Found]] = {}
+    for f in chosen if len(machines) > 1 else ():
+        label_point = point_label(f.row, varying([r for r in rows if r.case == f.row.case]))
+        label = f"{f.row.case} · {kernel_label(f.row, rows)} · {label_point}".removesuffix(" · ")
+        groups.setdefault(label, []).append(f)
+    for label, members in groups.items():
         letters: dict[tuple[tuple[str, str], ...], str] = {}
+        inputs = members[0].row.digests.get("inputs")
         cells: list[Cell | None] = []
         for machine in machines:
-            if machine not in by_machine:
+            own = [f for f in members if f.machine == machine]
+            if not own:
                 cells.append(None)
                 continue
-            f = by_machine[machine]
-            bits = tuple(sorted(f.row.digests.items()))
-            letter = letters.setdefault(bits, chr(ord("A") + len(letters)))
-            cells.append(Cell(letter, f.row.verdict, f))
+            texts = []
+            for f in own:
+                outputs = {k: v for k, v in f.row.digests.items() if k != "inputs"}
+                bits = tuple(sorted(outputs.items()))
+                if f.row.digests.get("inputs") != inputs:
+                    texts.append("other inputs")
+                else:
+                    texts.append(letters.setdefault(bits, chr(ord("A") + len(letters))))
+            cells.append(Cell(", ".join(texts), own[0].row.verdict, own[0]))
         table.rows.append((label, cells))
     return table
 
 
 def awaited(found: Sequence[Found]) -> list[str]:
     """The chips of the paper's claim that nobody has submitted yet."""
-    slugs = {f.machine for f in found}
-    return [name for name, key in AWAITED.items() if not any(key in slug for slug in slugs)]
+    slugs = " ".join({f.machine for f in found})
+    return [name for name, pattern in AWAITED.items() if not re.search(pattern, slugs)]
 
 
 def _short(value: object) -> str:

@@ -12,10 +12,17 @@ from backends.base import Backend, Kernel
 from bench.inputs import Inputs
 from bench.metrics import leak_metrics
 from bench.numerics import FORMATS, ulp
-from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_backward
+from cases.base import (
+    MAX_ERROR_ULP,
+    BaseCase,
+    CaseParams,
+    Headline,
+    Measurement,
+    Metrics,
+    forward_backward,
+)
 from cases.sinks import SCALE, ValueSign, sink_inputs
 
-MAX_ERROR_ULP = 16.0  # mean |error| of O beyond which a small leak means nothing
 PROBE_KEY = 4.0  # k[…, 0]; q[…, 0] = 0
 
 
@@ -52,6 +59,7 @@ class Leak(BaseCase):
 
     name = "bias/leak"
     Params = Params
+    outputs = ("o", "dq", "dk", "dv")
     headline = Headline(
         "leak_mean", "mean rowsum(dS), exactly 0 in exact arithmetic", "{:+.1e}", "leak_sem"
     )

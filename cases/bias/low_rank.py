@@ -40,14 +40,16 @@ class LowRank(BaseCase):
     of the kernel's own backward pass, (PK) is the reference's.
 
     Metrics: `growth_exponent` = log(‖Σ_i G_i‖₂ / mean ‖G_i‖₂) / log n over n = 64 steps, 1 for a
-    coherent sum and 0.5 for a random one; `rank1_share` = σ₁²/Σσ² of the sum; `drift_over_delta`, its
-    norm over the same sum made with δ itself; the curve `norm` over n.
+    coherent sum and 0.5 for a random one; `rank1_share` = σ₁²/Σσ² of the sum (near 1 by construction:
+    these inputs have one direction); `drift_over_delta`, its norm over the same sum made with δ itself;
+    the curve `norm` over n.
 
     Verdict: `biased` if the exponent passes `max_exponent` and the drift passes `floor`.
     """
 
     name = "bias/low_rank"
     Params = Params
+    outputs = ("o", "dq", "dk", "dv")
     headline = Headline(
         "growth_exponent_mean",
         "growth of the summed dW_Q error, n^x",

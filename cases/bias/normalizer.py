@@ -20,6 +20,8 @@ class Params(CaseParams):
     repeats: Annotated[int, Field(ge=1, le=16)] = 3
     gap: Annotated[float, Field(ge=0, le=80)] = 6.0
     row_jitter: Annotated[float, Field(ge=0, le=8)] = 0.5
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0  # of |mean error|; 0: whatever is significant
+    min_z: Annotated[float, Field(ge=0, le=100)] = 5.0
 
 
 class Normalizer(BaseCase):
@@ -29,7 +31,7 @@ class Normalizer(BaseCase):
     Inputs: those of `bias/tie_break` with v[…, 0] = 1 for every key; O[…, 0] must be 1 in every row.
 
     Verdict: `pass` if every output is exactly 1, `inexact` if some are off, `biased` if their mean
-    is off by `min_z` = 5 standard errors.
+    is beyond `floor` and `min_z` standard errors from 0.
 
     Findings: with one representable P̄ = 1 on top the error hides below half an ulp; the shifts, which
     make the largest P̄ non-representable, bring it out. `consistent_l` removes it in eager-fused; in
@@ -69,4 +71,7 @@ class Normalizer(BaseCase):
             return "out_of_range"
         if metrics["normalizer_exact_fraction"] == 1:
             return "pass"
-        return "biased" if abs(metrics["normalizer_error_z"]) >= 5 else "inexact"
+        assert isinstance(params, Params)
+        significant = abs(metrics["normalizer_error_z"]) >= params.min_z
+        large = abs(metrics["normalizer_error_mean"]) > params.floor
+        return "biased" if significant and large else "inexact"

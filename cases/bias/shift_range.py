@@ -43,7 +43,7 @@ class ShiftRange(BaseCase):
 
     name = "bias/shift_range"
     Params = Params
-    headline = Headline("row_max_limit", "largest safe |row maximum|", "{:.4g}")
+    headline = Headline("row_max_limit", "largest safe |row maximum|", "{:.4g}", worst="low")
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)

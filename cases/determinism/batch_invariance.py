@@ -16,7 +16,7 @@ from cases.base import (
     Metrics,
     forward_backward,
 )
-from cases.determinism.problems import ProblemParams, random_inputs
+from cases.determinism.problems import ProblemParams, problem_values, random_inputs
 
 OUTPUTS = ("o", "dq", "dk", "dv")
 
@@ -34,6 +34,7 @@ class BatchInvariance(BaseCase):
 
     name = "determinism/batch_invariance"
     Params = ProblemParams
+    outputs = ("o", "dq", "dk", "dv")
     headline = Headline(
         "differing_max", "largest share of values that change with the batch", "{:.3g}"
     )
@@ -41,6 +42,10 @@ class BatchInvariance(BaseCase):
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, ProblemParams)
         return random_inputs(self.name, params, dtype, seed)
+
+    def values(self, params: CaseParams) -> int:
+        assert isinstance(params, ProblemParams)
+        return problem_values(params)
 
     def run(
         self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int

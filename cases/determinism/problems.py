@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from bench.inputs import Inputs, key_of, normal, to_storage
 from cases.base import CaseParams
 
-MAX_ELEMENTS = 2**26  # of q: anyone must be able to make the inputs again, to check a digest
-
 
 class ProblemParams(CaseParams):
     batch: Annotated[int, Field(ge=2, le=64)] = 4
@@ -25,10 +23,13 @@ class ProblemParams(CaseParams):
     def _heads_divide(self) -> Self:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads: {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        size = self.batch * self.heads * self.tokens * self.head_dim
-        if size > MAX_ELEMENTS:
-            raise ValueError(f"batch·heads·tokens·head_dim: {size} values, at most {MAX_ELEMENTS}")
         return self
+
+
+def problem_values(params: ProblemParams) -> int:
+    """Values of q, k, v and do of one seed."""
+    heads = 2 * (params.heads + params.kv_heads)
+    return params.batch * heads * params.tokens * params.head_dim
 
 
 def random_inputs(stream: str, params: ProblemParams, dtype: torch.dtype, seed: int) -> Inputs:

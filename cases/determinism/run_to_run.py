@@ -18,7 +18,7 @@ from cases.base import (
     forward_backward,
     forward_only,
 )
-from cases.determinism.problems import ProblemParams, random_inputs
+from cases.determinism.problems import ProblemParams, problem_values, random_inputs
 
 OUTPUTS = ("o", "lse", "dq", "dk", "dv")
 
@@ -36,11 +36,16 @@ class RunToRun(BaseCase):
 
     name = "determinism/run_to_run"
     Params = Params
+    outputs = ("o", "dq", "dk", "dv")
     headline = Headline("distinct_max", "different results of one call", "{:.0f}")
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)
         return random_inputs(self.name, params, dtype, seed)
+
+    def values(self, params: CaseParams) -> int:
+        assert isinstance(params, ProblemParams)
+        return problem_values(params)
 
     def run(
         self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int

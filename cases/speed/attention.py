@@ -10,7 +10,7 @@ from pydantic import Field
 from backends.base import Backend, Kernel
 from bench.inputs import Inputs
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
-from cases.determinism.problems import ProblemParams, random_inputs
+from cases.determinism.problems import ProblemParams, problem_values, random_inputs
 
 
 class Params(ProblemParams):
@@ -39,11 +39,16 @@ class SpeedAttention(BaseCase):
 
     name = "speed/attention"
     Params = Params
+    outputs = ()  # a speed run may use other launch shapes than a numeric one
     headline = Headline("both_ms", "median time of forward and backward, ms", "{:.3f}")
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)
         return random_inputs(self.name, params, dtype, seed)
+
+    def values(self, params: CaseParams) -> int:
+        assert isinstance(params, Params)
+        return problem_values(params)
 
     def run(
         self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int

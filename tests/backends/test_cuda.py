@@ -66,9 +66,9 @@ def test_flash_attn_packages_are_listed_and_refuse_with_the_reason() -> None:
 
 
 def test_triton_kernels_take_the_options_of_their_fix() -> None:
-    assert set(TritonKernel("stock").option_names) == {"block_n"}
-    assert set(TritonKernel("stabilized").option_names) == {"block_n", "beta", "tol"}
-    assert set(TritonKernel("stochastic").option_names) == {"block_n", "seed"}
+    assert set(TritonKernel("stock").option_names) == {"block_n", "autotune"}
+    assert set(TritonKernel("stabilized").option_names) == {"block_n", "autotune", "beta", "tol"}
+    assert set(TritonKernel("stochastic").option_names) == {"block_n", "autotune", "seed"}
     changed = TritonKernel("stabilized").configure(beta=7.0, block_n=32)
     assert (changed.options.beta, changed.options.block_n) == (7.0, 32)
     with pytest.raises(ValueError, match="block_n"):
@@ -90,6 +90,15 @@ def test_every_chip_and_head_dim_has_pinned_tiles(
     config = default_config(head_dim, torch.bfloat16, capability)
     assert any(config in family.values() for family in PINNED.values())
     assert default_config(head_dim, torch.float32, capability).forward.block_m == 32
+
+
+@needs_gpu
+def test_autotuning_records_its_winner_and_gives_the_same_function() -> None:
+    q, k, v = (torch.randn(1, 2, 512, 64, device="cuda").bfloat16() for _ in range(3))
+    pinned, tuned = TritonKernel("stock"), TritonKernel("stock").configure(autotune=True)
+    o, other = (kernel(q, k, v, causal=True) for kernel in (pinned, tuned))
+    assert (o.float() - other.float()).abs().max() < 0.02
+    assert tuned.launch_facts()["forward_block_m"] in (64, 128)
 
 
 @needs_gpu

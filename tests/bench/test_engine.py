@@ -96,6 +96,19 @@ execute(prepare(request), request, Killer())
     assert rest.count == UNITS - 4
 
 
+def test_an_interrupted_force_keeps_the_earlier_rows(run_tiny: RunIt) -> None:
+    path = run_tiny().path
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(Quiet(3), force=True)
+    assert len(read_submission(path)[0].rows) == UNITS
+
+
+def test_a_config_that_names_somebody_is_refused(tiny_config: Path, tmp_path: Path) -> None:
+    tiny_config.write_text("# mine: /home/someone/configs\n" + TINY)
+    with pytest.raises(UsageError, match="holds a path; it would be copied into the result file"):
+        prepare(Request(tiny_config, tmp_path))
+
+
 def test_filters_leave_the_other_rows_alone(run_tiny: RunIt) -> None:
     run = run_tiny(kernel="*/stock")
     assert len(read_submission(run.path)[0].rows) == 2

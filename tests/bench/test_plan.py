@@ -65,7 +65,11 @@ def test_seeds_and_dtype_are_part_of_the_key() -> None:
         ("  - case: bias/leak\n", "kernels: ['triton/*']\n", "kernels: none of ['triton/*'] is available on this machine"),
         ("  - case: bias/leak\n    kernels: ['closed/stok']\n", "", "cases[0].kernels: unknown kernel"),
         ("  - case: determinism/run_to_run\n    params: {heads: 3, kv_heads: 2}\n", "", "heads: 3 is not a multiple"),
-        ("  - case: bias/leak\n    params: {gap: [" + "1," * 20_000 + "1]}\n", "", "at most 20000"),
+        ("  - case: bias/leak\n    params: {gap: [" + ",".join(map(str, range(2_000))) + "]}\n", "", "6000 units up to here; a config has at most 2500"),
+        ("  - case: bias/leak\n" * 900, "", "2502 units up to here"),
+        ("  - case: bias/leak\n    seeds: 1024\n", "", "1073741824 input values a unit, at most"),
+        ("  - case: determinism/run_to_run\n    params: {batch: 64, heads: 64, kv_heads: 64, tokens: 8192, head_dim: 256}\n", "", "input values a unit, at most"),
+        ("  - case: bias/leak\n    kernels: ['closed/stock']\n", "kernels: [nope]\n", "kernels: unknown kernel 'nope'"),
     ],
 )  # fmt: skip
 def test_wrong_plans_say_where_and_what_is_allowed(cases: str, head: str, expected: str) -> None:
@@ -80,6 +84,10 @@ def test_an_entry_for_kernels_of_other_machines_is_passed_over() -> None:
         "  - case: bias/leak\n  - case: bias/leak\n    kernels: ['triton/*']\n    options: {block_n: 64}\n"
     )
     assert len(units) == len(OFFERED)
+
+
+def test_a_value_given_twice_counts_once() -> None:
+    assert len(plan("  - case: bias/leak\n    params: {repeats: [1, 1, 1]}\n")) == len(OFFERED)
 
 
 def test_filters_are_globs_and_say_which_one_leaves_nothing() -> None:

@@ -64,7 +64,7 @@ def test_labels_name_only_what_varies() -> None:
         for r, j, z in [(1, 0.5, 5.0), (2, 0.0, 4.0)]
     ]
     table = case_table("bias/tie_break", found(*(row(params=p) for p in points)), "here")
-    assert table.columns == ["repeats=1 row_jitter=0.5", "repeats=2 row_jitter=0"]
+    assert table.columns == ["repeats=1 row_jitter=0.5 min_z=5", "repeats=2 row_jitter=0 min_z=4"]
     assert [label for label, _ in table.rows] == ["eager-stored/stock"]
 
 
@@ -81,8 +81,8 @@ def test_options_that_vary_make_rows_of_their_own() -> None:
 def test_no_row_hides_another() -> None:
     """Rows that differ in any key field have cells of their own."""
     rows = [
-        row(params={"repeats": r}, dtype=d, options={"tile": t}, backend=b)
-        for r in (1, 2) for d in ("bfloat16", "float16") for t in (64, 128) for b in ("cpu", "cuda")
+        row(params={"repeats": r, "floor_ulp": f}, dtype=d, options={"tile": t}, backend=b, seeds=n)
+        for r in (1, 2) for f in (0.0, 0.5) for n in (3, 16) for d in ("bfloat16", "float16") for t in (64, 128) for b in ("cpu", "cuda")
     ]  # fmt: skip
     table = case_table("bias/tie_break", found(*rows), "here")
     assert sum(cell is not None for _, cells in table.rows for cell in cells) == len(rows)
@@ -119,6 +119,50 @@ def test_equal_digests_share_a_letter(run_tiny: RunIt, tmp_path: Path) -> None:
     rows = [On(bits(o), None, i) for i, o in enumerate("aba")]
     table = digest_table(rows)
     assert [cell.text for cell in table.rows[0][1] if cell] == ["A", "B", "A"]
+
+
+def test_other_inputs_are_never_compared() -> None:
+    class On(Found):
+        machine = property(lambda self: f"machine-{self.index}")  # type: ignore[assignment]
+
+    rows = [
+        On(row(case="determinism/run_to_run", digests={"o": "a" * 64, "inputs": i * 64}), None, n)
+        for n, i in enumerate("112")
+    ]
+    table = digest_table(rows)
+    assert [cell.text for cell in table.rows[0][1] if cell] == ["A", "A", "other inputs"]
+
+
+def test_the_worst_row_of_a_range_is_the_smallest() -> None:
+    rows = found(*(
+        row(case="bias/shift_range", verdict="out_of_range", metrics={"row_max_limit": limit})
+        for limit in (23.75, 3.953, 86.5)
+    ))  # fmt: skip
+    (cell,) = summary_table(rows).rows[0][1]
+    assert cell is not None
+    assert cell.text == "out_of_range 3/3: 3.953"
+
+
+def test_rows_without_metrics_do_not_break_a_report() -> None:
+    empty = row(metrics={})
+    assert findings([empty]) == []
+    assert cell_text(empty) == "biased"
+    assert summary_table(found(empty)).rows
+
+
+@pytest.mark.parametrize(
+    ("slug", "missing"),
+    [
+        ("nvidia-a100-sxm4-80gb", False),
+        ("nvidia-rtx-a1000", True),
+        ("nvidia-geforce-rtx-4090", True),
+    ],
+)
+def test_an_a1000_is_no_a100(slug: str, missing: bool) -> None:
+    class On(Found):
+        machine = property(lambda self: slug)  # type: ignore[assignment]
+
+    assert ("NVIDIA A100" in awaited([On(row(), None, 0)])) == missing
 
 
 def test_what_is_missing_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,9 +34,18 @@ def test_a_fresh_file_is_valid(good: Path) -> None:
     assert validate_file(good) == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*/*.json")), ids=lambda p: p.name)
-def test_committed_results_are_valid(path: Path) -> None:
+def committed() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "results/*.json"], cwd=ROOT, capture_output=True, text=True
+    )
+    return [ROOT / name for name in listed.stdout.split()]
+
+
+@pytest.mark.parametrize("path", committed(), ids=lambda p: p.name)
+def test_committed_results_are_valid_and_of_todays_config(path: Path) -> None:
     assert validate_file(path) == []
+    submission, _ = read_submission(path)
+    assert submission.config.text == (ROOT / "configs" / f"{path.stem}.yaml").read_text()
 
 
 def set_verdict(s: Submission) -> None:
@@ -73,6 +83,36 @@ def foreign_row(s: Submission) -> None:
 
 def set_seeds(s: Submission) -> None:
     s.rows[0].seeds = 7
+
+
+def wrong_z(s: Submission) -> None:
+    s.rows[0].metrics |= {"x_mean": 1.0, "x_sem": 0.5, "x_z": 1.0}
+
+
+def drop_digest(s: Submission) -> None:
+    del s.rows[0].digests["o"]
+
+
+def predicted(s: Submission) -> None:
+    s.rows[0].provenance = "predicted"
+
+
+def nothing_measured(s: Submission) -> None:
+    for row in s.rows:
+        row.status, row.reason, row.verdict = "unsupported", "no", ""
+        row.metrics, row.digests = {}, {}
+
+
+def mail_in_config(s: Submission) -> None:
+    s.config.text = "# ask someone@example.org\n" + s.config.text
+
+
+def windows_path(s: Submission) -> None:
+    s.rows[0].launch["library"] = "C:\\Users\\someone\\lib.dll"
+
+
+def process(s: Submission) -> None:
+    s.rows[0].reason = "Process 31337 has 9 GiB"
 
 
 def set_hash(s: Submission) -> None:
@@ -135,7 +175,14 @@ def old_case(s: Submission) -> None:
         (drop_row, "1 of 9 planned rows are missing"),
         (repeat_row, "1 rows appear twice"),
         (foreign_row, "1 rows are not in the plan"),
-        (set_seeds, "digests.inputs: not the inputs"),
+        (set_seeds, "1 rows are not in the plan"),
+        (wrong_z, "but mean and sem give"),
+        (drop_digest, "digests: 'o' is missing"),
+        (predicted, "provenance 'predicted' on a real device"),
+        (nothing_measured, "no row was measured"),
+        (mail_in_config, "config.text: holds an e-mail address"),
+        (windows_path, "holds a path"),
+        (process, "holds a process"),
         (set_hash, "config.sha256: does not match"),
         (set_text, "config.name: 'tiny', but the text says 'other'"),
         (set_slug, "machine.slug: 'nvidia-h200', but"),
@@ -153,6 +200,24 @@ def old_case(s: Submission) -> None:
 def test_tampering_is_found(good: Path, edit: Callable[[Submission], None], expected: str) -> None:
     problems = edited(good, edit)
     assert any(expected in problem for problem in problems), problems
+
+
+def test_versions_of_four_parts_are_no_addresses(good: Path) -> None:
+    def versions(s: Submission) -> None:
+        s.machine.backends["cpu"] |= {"driver": "24.1.0.3", "cudnn": "9.10.2.21"}
+        s.rows[0].launch["library"] = "flash-attn 2.7.4.1"
+
+    assert edited(good, versions) == []
+
+
+def test_a_foreign_row_is_not_made_again(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def enormous(s: Submission) -> None:
+        row = s.rows[0].model_copy(deep=True)
+        row.case, row.seeds = "determinism/run_to_run", 1024
+        row.params = {"batch": 64, "heads": 64, "kv_heads": 64, "tokens": 8192, "head_dim": 256}
+        s.rows.append(row)
+
+    assert any("not in the plan" in problem for problem in edited(good, enormous))
 
 
 def test_all_problems_are_reported_at_once(good: Path) -> None:

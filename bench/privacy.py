@@ -1,0 +1,45 @@
+"""Nothing personal in a result file: what to look for, and how to take it out of an error's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+# Absolute paths of two or more parts; relative names such as bias/leak are not.
+_PATH = re.compile(r"(?<![\w.:/*])/(?:[\w.+@~-]+/)+[\w.+@~-]*|\b[A-Za-z]:\\[\w\\.+ -]+")
+_MAIL = re.compile(r"[\w.+-]+@[\w-]+\.[A-Za-z]{2,}")
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+_ADDRESS = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\d.])")
+_PROCESS = re.compile(r"\b([Pp]rocess|[Pp][Ii][Dd])[ :=]+\d+")
+PATTERNS = {
+    "a path": _PATH, "an e-mail address": _MAIL, "an IP address": _ADDRESS, "a process": _PROCESS,
+}  # fmt: skip
+KEYS = frozenset({"user", "username", "hostname", "host", "pid", "cwd", "home"})
+# Versions of four parts look like addresses.
+VERSIONS = frozenset({"driver", "cuda", "cudnn", "cann", "mkl", "onednn", "library", "kernel"})
+
+
+def scrub(text: str) -> str:
+    """`text` on one line, with paths, addresses and process numbers replaced."""
+    text = _PROCESS.sub(r"\1 <n>", " ".join(text.split()))
+    return _ADDRESS.sub("<address>", _MAIL.sub("<mail>", _PATH.sub("<path>", text)))
+
+
+def personal(value: Any, where: str = "") -> Iterator[str]:
+    """Every personal thing in a nested value, as `where: what`."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            inner = f"{where}.{key}".lstrip(".")
+            if str(key).lower() in KEYS:
+                yield f"{inner}: a personal field"
+            yield from personal(item, inner)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from personal(item, f"{where}[{number}]")
+    elif isinstance(value, str):
+        key = where.rpartition(".")[2]
+        version = key in VERSIONS or ".versions." in f".{where}"
+        for what, pattern in PATTERNS.items():
+            if pattern.search(value) and not (version and pattern is _ADDRESS):
+                yield f"{where}: holds {what}"
