@@ -165,9 +165,11 @@ def _forward_tiles(
         else:
             m_new = tl.maximum(m, tile_max * scale_log2)
 
-        alpha = tl.exp2(m - m_new)  # what was summed under the old shift, under the new one
+        # While a row has seen scores of -inf alone, any finite shift gives P = 0.
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        alpha = tl.exp2(m - base)  # what was summed under the old shift, under the new one
         acc = acc * alpha[:, None]
-        p = tl.exp2(s * scale_log2 - m_new[:, None])
+        p = tl.exp2(s * scale_log2 - base[:, None])
         row_sum = row_sum * alpha + tl.sum(p, 1)
         v_tile = _load(v, batch, kv_head, start, len_k, BLOCK_N, HEAD_DIM, TMA)
         p_cast = p.to(v_tile.dtype)

@@ -87,6 +87,17 @@ def rule_mismatches(causal, beta):
     return int((fired != expected).sum()), int(fired.sum())
 
 
+def infinite_keys_error(fix):
+    """Largest error of o where the first key tiles score -inf in every row, and only those."""
+    generator = torch.Generator().manual_seed(5)
+    q = torch.rand(1, 1, 40, 16, generator=generator) + 0.5
+    k, v = (torch.randn(1, 1, 80, 16, generator=generator) for _ in range(2))
+    k[:, :, :40] = -torch.inf
+    o, lse = ops.triton_attention_forward(q, k, v, causal=False, fix=fix)
+    exact, exact_lse = attention_fp64(q.double(), k.double(), v.double(), False, 0.25)
+    return float((o - exact).abs().max()), float((lse - exact_lse).abs().max())
+
+
 def stochastic_mismatches():
     """Elements where the kernel's rounding differs from numpy's, over three seeds."""
     generator = torch.Generator().manual_seed(1)
@@ -131,6 +142,8 @@ def philox_lane0(counter, key):
 
 def interpret_everything():
     results = {"stochastic": stochastic_mismatches()}
+    for fix in ("stock", "stabilized", "consistent_l"):
+        results[f"infinite-{fix}"] = infinite_keys_error(fix)
     for causal in (False, True):
         for beta in (1.0, 2.0):
             results[f"rule-{causal}-{beta}"] = rule_mismatches(causal, beta)
@@ -187,6 +200,12 @@ def test_interpreted_shift_follows_the_rule(interpreted, causal, beta):
     wrong, fired = interpreted[f"rule-{causal}-{beta}"]
     assert wrong == 0
     assert fired > 10
+
+
+@pytest.mark.parametrize("fix", ["stock", "stabilized", "consistent_l"])
+def test_interpreted_key_tiles_of_minus_infinity_weigh_nothing(interpreted, fix):
+    for error in interpreted[f"infinite-{fix}"]:
+        assert error < 5e-6
 
 
 def test_interpreted_stochastic_rounding_matches_numpy(interpreted):
