@@ -139,6 +139,7 @@ def eager_forward(
     shift = values.new_full((*rows, 1), _MASKED)  # m
     total = values.new_zeros(*rows, 1)  # ℓ
     exact_acc, exact_total, cast_total = acc, total, total  # kept in FP32, for the fixes
+    pure_acc = acc  # with P̄ unrounded too, for the fix that asks for it
     fired = []
     for tile, keys in enumerate(_tiles(k.shape[2], spec.tile)):
         s = scores(keys)
@@ -152,6 +153,8 @@ def eager_forward(
         correction = torch.exp(shift - safe)
         pv = p_cast @ values[:, :, keys]  # FP32 accumulation
         exact_acc = correction * exact_acc + pv
+        if fix.delta == "mirrored":
+            pure_acc = correction * pure_acc + p @ values[:, :, keys]
         exact_total = correction * exact_total + p.sum(-1, keepdim=True)
         cast_total = correction * cast_total + p_cast.sum(-1, keepdim=True)
         acc = exact_acc if fused else storage.output(correction * acc + pv, stream=tile + 1)
@@ -171,7 +174,8 @@ def eager_forward(
     o = storage.output(acc / normalizer.masked_fill(dead, 1.0), stream=0)
     residual = None
     if fix.delta not in ("stored_o", "dp") or fix.output == "unrounded":
-        o, residual = _separate(fix, o, exact_acc, exact_total.masked_fill(dead, 1.0), storage)
+        unrounded = pure_acc if fix.delta == "mirrored" else exact_acc
+        o, residual = _separate(fix, o, unrounded, exact_total.masked_fill(dead, 1.0), storage)
     if residual is not None:
         residual = residual.to(q.dtype).reshape(q.shape[:3] + v.shape[-1:])
     lse = shift + total.log()
@@ -199,7 +203,7 @@ def _separate(
     if fix.delta == "redrawn":
         again = storage.output(acc, stream=_REDRAWN + 1)
         return o, storage.output(again / total, stream=_REDRAWN) - o
-    if fix.delta == "flipped":
+    if fix.delta in ("flipped", "mirrored"):
         return o, 2 * (exact - o)  # o = exact + e, and exact − e is wanted
     return o, None
 

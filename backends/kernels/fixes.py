@@ -18,7 +18,8 @@ exist for `eager-ladder` alone. With O the unrounded output and e = round(O) −
 | `o_fp32` | O | O |
 | `delta_rounded` | O | round(O), a copy that the forward pass never saw |
 | `stochastic_independent` | O rounded stochastically | a second, independent draw |
-| `delta_flipped` | O + e, as stock | O − e: stock's error of δ with its sign flipped |
+| `delta_flipped` | O + e, as stock | O − e: what rounding O did to δ, with its sign flipped |
+| `delta_error_flipped` | O + e, as stock | the same with O from an unrounded P̄: all of δ's error flipped |
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Fix:
     name: str
     shift: Literal["row_max", "repeated", "const"] = "row_max"
     normalizer: Literal["exact_p", "cast_p"] = "exact_p"
-    delta: Literal["stored_o", "residual", "dp", "rounded", "redrawn", "flipped"] = "stored_o"
+    delta: Literal["stored_o", "residual", "dp", "rounded", "redrawn", "flipped", "mirrored"] = (
+        "stored_o"
+    )
     stochastic: bool = False
     output: Literal["rounded", "unrounded"] = "rounded"
 
@@ -65,6 +68,7 @@ ABLATIONS: dict[str, Fix] = {
         Fix("delta_rounded", output="unrounded", delta="rounded"),
         Fix("stochastic_independent", stochastic=True, delta="redrawn"),
         Fix("delta_flipped", delta="flipped"),
+        Fix("delta_error_flipped", delta="mirrored"),
     )
 }
 

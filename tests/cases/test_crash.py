@@ -231,7 +231,7 @@ def by_hand(fix: str) -> dict[str, Tensor]:
         words = philox_words(y.shape, 5, stream, y.device)
         return round_mantissa(y, M, "stochastic", words)
 
-    exact = acc / total
+    exact, true = acc / total, (p_bar @ x.v) / total
     rounded = round_mantissa(round_mantissa(acc, M) / total, M)
     first = draw(draw(acc, 1) / total, 0)
     second = draw(draw(acc, 2**31 + 1) / total, 2**31)
@@ -246,6 +246,7 @@ def by_hand(fix: str) -> dict[str, Tensor]:
         "delta_rounded": (exact, rounded),
         "stochastic_independent": (first, second),
         "delta_flipped": (rounded, exact - (rounded - exact)),
+        "delta_error_flipped": (rounded, true - (rounded - true)),
     }[fix]
     weighed = p * dp if delta_o is None else x.do * delta_o
     ds = p * (dp - weighed.sum(-1, keepdim=True))
@@ -257,7 +258,7 @@ def by_hand(fix: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "fix",
     ["stock", "delta_fp32", "delta_dp", "stochastic", "o_fp32", "delta_rounded",
-     "stochastic_independent", "delta_flipped"],
+     "stochastic_independent", "delta_flipped", "delta_error_flipped"],
 )  # fmt: skip
 def test_ladder_kernels_follow_the_formulas(fix: str) -> None:
     kernel = KERNELS[f"eager-ladder/{fix}"]
@@ -282,10 +283,13 @@ def test_ablations_have_an_error_in_delta_of_the_same_size_or_none() -> None:
             forward_backward(KERNELS[f"eager-ladder/{fix}"].configure(mantissa_bits=1), CPU, padded)
             .dq[..., -1].square().mean().sqrt()
         )
-        for fix in ("stock", "delta_dp", "delta_rounded", "delta_flipped", "delta_fp32", "o_fp32")
+        for fix in ("stock", "delta_dp", "delta_rounded", "delta_error_flipped", "delta_fp32", "o_fp32")
     }  # fmt: skip
     assert rms["delta_dp"] < 1e-5
     assert rms["delta_rounded"] == pytest.approx(rms["stock"], rel=1e-5)
+    assert rms["delta_error_flipped"] == pytest.approx(rms["stock"], rel=1e-4), (
+        "only the sign differs"
+    )
     assert rms["delta_fp32"] == pytest.approx(rms["o_fp32"], rel=1e-4)
     # P̄ in one bit leaves an error in O itself, which the backward pass's P does not have.
     assert 1e-2 < rms["o_fp32"] < rms["stock"]
