@@ -81,11 +81,12 @@ def run(
     kernel: Glob = None,
     case: Glob = None,
     force: Annotated[bool, typer.Option(help="Measure again what is already in the file.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Units side by side.")] = 1,
     dry_run: Annotated[bool, typer.Option(help="Print the plan and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure what a config asks for, writing the result file after every unit."""
-    request = Request(config, results, backend, kernel, case, force)
+    request = Request(config, results, backend, kernel, case, force, jobs)
     planned = prepare(request)
     say(f"{config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
     if dry_run:
@@ -214,6 +215,8 @@ def _arguments(request: Request) -> list[str]:
     arguments = [str(request.config)]
     if request.results != Path("results"):
         arguments += ["--results", str(request.results)]
+    if request.jobs > 1:
+        arguments += ["--jobs", str(request.jobs)]
     for flag in ("backend", "kernel", "case"):
         if (pattern := getattr(request, flag)) is not None:
             arguments += [f"--{flag}", f"'{pattern}'"]

@@ -16,6 +16,9 @@ FIX_NAMES = (
     "stock", "stabilized", "consistent_l", "stabilized+consistent_l", "delta_fp32", "delta_dp",
     "stochastic", "shift_const",
 )  # fmt: skip
+ABLATION_NAMES = (
+    "o_fp32", "delta_rounded", "stochastic_independent", "delta_flipped", "delta_error_flipped",
+)  # fmt: skip
 OURS = ("eager-stored", "eager-fused", "triton")
 CLOSED = (
     "sdpa-math", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "flex",
@@ -23,5 +26,6 @@ CLOSED = (
 )  # fmt: skip
 KNOWN_KERNELS = (
     *(f"{implementation}/{fix}" for implementation in OURS for fix in FIX_NAMES),
+    *(f"eager-ladder/{fix}" for fix in FIX_NAMES + ABLATION_NAMES),
     *(f"{implementation}/stock" for implementation in CLOSED),
 )

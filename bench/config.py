@@ -39,7 +39,7 @@ class Config(_Strict):
     version: Literal[1]
     name: Slug
     backends: Annotated[list[str], Field(min_length=1)] = ["auto"]
-    kernels: Annotated[list[str], Field(min_length=1)] = ["*"]
+    kernels: Annotated[list[str], Field(min_length=1)] = ["*"]  # globs; `!glob` takes away
     seeds: Seeds = 16
     cases: Annotated[list[CaseEntry], Field(min_length=1)]
 

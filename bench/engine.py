@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from bench.machine import describe_machine, volatile_facts
 from bench.plan import Unit, filter_units, make_plan
 from bench.privacy import personal, scrub
 from bench.records import (
+    KEY_FIELDS,
     MAX_SERIES,
     ConfigRecord,
     Facts,
@@ -35,6 +37,7 @@ from bench.records import (
     submission_text,
 )  # fmt: skip
 from bench.registry import load_backend, load_case, unavailable_reason
+from bench.side_by_side import may_share, measure_side_by_side
 from bench.source import describe_suite
 from bench.store import BadFile, locked, prepare_directory, read_submission, set_aside, write_text
 
@@ -52,6 +55,7 @@ class Request:
     kernel: str | None = None
     case: str | None = None
     force: bool = False
+    jobs: int = 1  # units side by side
 
 
 @dataclass
@@ -118,7 +122,15 @@ def execute(run: Run, request: Request, watcher: Watcher) -> None:
         by_name = {backend.name: backend for backend in run.backends}
         writer = _Writer(run)
         writer.write()
-        for unit in run.todo:
+        todo = run.todo
+        if request.jobs > 1:
+            shared, todo = [u for u in todo if may_share(u)], [u for u in todo if not may_share(u)]
+            with closing(measure_side_by_side(shared, request.jobs, measure_by_name)) as rows:
+                for unit, row in rows:
+                    watcher.started(unit)
+                    writer.add(unit, row)
+                    watcher.finished(unit, row)
+        for unit in todo:
             watcher.started(unit)
             kernel = kernels[unit.backend, unit.kernel]
             row = run_unit(unit, kernel, by_name[unit.backend])
@@ -126,23 +138,17 @@ def execute(run: Run, request: Request, watcher: Watcher) -> None:
             watcher.finished(unit, row)
 
 
+def measure_by_name(unit: Unit) -> Row:
+    """`run_unit` in a process that has nothing loaded yet."""
+    backend = load_backend(unit.backend)
+    return run_unit(unit, backend.kernels()[unit.kernel], backend)
+
+
 def run_unit(unit: Unit, kernel: Kernel, backend: Backend) -> Row:
     """Measure one unit. What the kernel or case cannot do, and what fails, becomes a row too."""
     case = load_case(unit.case)
     dtype = DTYPES[unit.dtype]
-    fields: dict[str, Any] = {
-        name: getattr(unit, name)
-        for name in (
-            "case",
-            "case_version",
-            "kernel",
-            "backend",
-            "dtype",
-            "params",
-            "options",
-            "seeds",
-        )
-    }
+    fields: dict[str, Any] = {name: getattr(unit, name) for name in KEY_FIELDS}
     start = time.perf_counter()
     try:
         if dtype not in kernel.dtypes:

@@ -123,13 +123,22 @@ def _check_backends(config: Config, offered: Sequence[Offered]) -> None:
 
 
 def _select(patterns: Sequence[str], offered: Sequence[Offered], where: str) -> list[Offered]:
-    """Offered kernels that match any pattern, in the offered order; a misspelt pattern is refused."""
+    """Offered kernels that match any pattern and no pattern after a `!`, in the offered order.
+
+    A misspelt pattern is refused.
+    """
     names = [item.kernel for item in offered]
-    for pattern in patterns:
+    for pattern in (p.removeprefix("!") for p in patterns):
         known = {*names, *KNOWN_KERNELS}
         if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
             raise UsageError(f"{where}: unknown kernel '{pattern}'{nearest(pattern, known)}")
-    return [o for o in offered if any(fnmatch.fnmatchcase(o.kernel, p) for p in patterns)]
+    wanted = [p for p in patterns if not p.startswith("!")]
+    refused = [p.removeprefix("!") for p in patterns if p.startswith("!")]
+
+    def matches(item: Offered, globs: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(item.kernel, glob) for glob in globs)
+
+    return [o for o in offered if matches(o, wanted) and not matches(o, refused)]
 
 
 def _check_options(entry: CaseEntry, kernels: Sequence[Offered], where: str) -> None:

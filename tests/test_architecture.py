@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backends import BACKENDS, FIX_NAMES, KNOWN_KERNELS
-from backends.kernels.fixes import FIXES
+from backends import ABLATION_NAMES, BACKENDS, FIX_NAMES, KNOWN_KERNELS
+from backends.kernels.fixes import ABLATIONS, FIXES
 from bench.registry import load_backend, load_case
 from cases import CASES
 from cases.base import Case, documentation, question
@@ -64,6 +64,7 @@ def test_case_is_registered_under_its_name_and_documented(name: str) -> None:
 def test_every_case_file_is_registered() -> None:
     modules = {target.partition(":")[0] for target in CASES.values()}
     helpers = {"cases.base", "cases.sinks", "cases.determinism.problems"}
+    helpers |= {f"cases.crash.{name}" for name in ("detector", "language", "model", "train")}
     files = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in (ROOT / "cases").rglob("*.py")
@@ -89,6 +90,8 @@ def test_backend_loads_or_says_why(name: str) -> None:
 
 def test_known_names_are_those_of_the_fixes() -> None:
     assert tuple(FIXES) == FIX_NAMES
+    assert tuple(ABLATIONS) == ABLATION_NAMES
+    assert not set(FIXES) & set(ABLATIONS)
 
 
 def test_listing_imports_no_vendor_package() -> None:

@@ -1,4 +1,6 @@
-"""The eager kernels as the suite sees them: `eager-stored/<fix>` and `eager-fused/<fix>`."""
+"""The eager kernels as the suite sees them: `eager-stored/<fix>`, `eager-fused/<fix>` and, for
+training with few mantissa bits, `eager-ladder/<fix or ablation>`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from torch import Tensor
 
 from backends.base import Forward, KernelOptions
 from backends.kernels.checks import check_qkv
-from backends.kernels.eager import EagerAttention, Spec, default_scale, eager_forward
-from backends.kernels.fixes import FIXES
+from backends.kernels.eager import EagerAttention, Policy, Spec, default_scale, eager_forward
+from backends.kernels.fixes import ABLATIONS, FIXES
 
 MAX_HEAD_DIM = 256
 DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+ALL_FIXES = FIXES | ABLATIONS
 
 
 class EagerOptions(KernelOptions):
@@ -33,7 +36,7 @@ class EagerOptions(KernelOptions):
 class EagerKernel:
     """One policy with one fix, at some options."""
 
-    policy: Literal["stored", "fused"]
+    policy: Policy
     fix: str
     options: EagerOptions = field(default_factory=EagerOptions)
     dtypes: frozenset[torch.dtype] = DTYPES
@@ -45,7 +48,7 @@ class EagerKernel:
     @property
     def option_names(self) -> frozenset[str]:
         names = {"tile", "mantissa_bits"}
-        fix = FIXES[self.fix]
+        fix = ALL_FIXES[self.fix]
         if fix.shift == "repeated":
             names |= {"beta", "tol"}
         return frozenset(names | ({"seed"} if fix.stochastic else {"rounding"}))
@@ -56,7 +59,7 @@ class EagerKernel:
 
     @property
     def spec(self) -> Spec:
-        return Spec(self.policy, FIXES[self.fix], **self.options.model_dump())
+        return Spec(self.policy, ALL_FIXES[self.fix], **self.options.model_dump())
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
@@ -76,6 +79,8 @@ class EagerKernel:
 
 
 def eager_kernels() -> dict[str, EagerKernel]:
-    """Every policy with every fix."""
+    """Every policy with every fix; the ladder (FP32, untiled) with the ablations too."""
     kernels = [EagerKernel(policy, fix) for policy in ("stored", "fused") for fix in FIXES]
+    ladder, fp32 = EagerOptions(tile=0), frozenset({torch.float32})
+    kernels += [EagerKernel("ladder", fix, ladder, fp32) for fix in ALL_FIXES]
     return {kernel.name: kernel for kernel in kernels}

@@ -1,4 +1,4 @@
-"""The known fixes, as four independent switches. One table for every implementation.
+"""The known fixes, as independent switches. One table for every implementation.
 
 | fix | source | changes |
 |---|---|---|
@@ -9,6 +9,17 @@
 | `delta_dp` | the paper's δ experiment | δ = rowsum(dP∘P), as in standard attention |
 | `stochastic` | – | O rounded stochastically, with counter-based bits |
 | `shift_const` | the paper's negative control | every row shifted by 0.35 |
+
+Ablations separate the error of the output from the error of δ. They are experiments, not cures, and
+exist for `eager-ladder` alone. With O the unrounded output and e = round(O) − O:
+
+| ablation | output | δ from |
+|---|---|---|
+| `o_fp32` | O | O |
+| `delta_rounded` | O | round(O), a copy that the forward pass never saw |
+| `stochastic_independent` | O rounded stochastically | a second, independent draw |
+| `delta_flipped` | O + e, as stock | O − e: what rounding O did to δ, with its sign flipped |
+| `delta_error_flipped` | O + e, as stock | the same with O from an unrounded P̄: all of δ's error flipped |
 """
 
 from __future__ import annotations
@@ -29,8 +40,11 @@ class Fix:
     name: str
     shift: Literal["row_max", "repeated", "const"] = "row_max"
     normalizer: Literal["exact_p", "cast_p"] = "exact_p"
-    delta: Literal["stored_o", "residual", "dp"] = "stored_o"
+    delta: Literal["stored_o", "residual", "dp", "rounded", "redrawn", "flipped", "mirrored"] = (
+        "stored_o"
+    )
     stochastic: bool = False
+    output: Literal["rounded", "unrounded"] = "rounded"
 
 
 FIXES: dict[str, Fix] = {
@@ -44,6 +58,17 @@ FIXES: dict[str, Fix] = {
         Fix("delta_dp", delta="dp"),
         Fix("stochastic", stochastic=True),
         Fix("shift_const", shift="const"),
+    )
+}
+
+ABLATIONS: dict[str, Fix] = {
+    fix.name: fix
+    for fix in (
+        Fix("o_fp32", output="unrounded"),
+        Fix("delta_rounded", output="unrounded", delta="rounded"),
+        Fix("stochastic_independent", stochastic=True, delta="redrawn"),
+        Fix("delta_flipped", delta="flipped"),
+        Fix("delta_error_flipped", delta="mirrored"),
     )
 }
 

@@ -8,13 +8,14 @@ from bench.records import Row
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
-    """Sentences about bias and leak of the stock kernels and the fixes; empty if nothing was measured."""
+    """Sentences about bias, leak and crash of the stock kernels and the fixes; empty if none was measured."""
     lines = []
     backends = list(dict.fromkeys(row.backend for row in rows))
     for backend in backends:
         measured = [row for row in rows if row.status == "ok" and row.backend == backend]
         prefix = f"{backend}: " if len(backends) > 1 else ""
-        lines += [prefix + line for line in (*_bias(measured), *_leak(measured), *_range(measured))]
+        parts = (_bias(measured), _leak(measured), _range(measured), _crash(measured))
+        lines += [prefix + line for part in parts for line in part]
     return lines
 
 
@@ -97,6 +98,38 @@ def _range(rows: Sequence[Row]) -> list[str]:
         for row in points if "beta" in row.options
     ]  # fmt: skip
     return ["Largest row maximum with a right result: " + ", ".join(parts) + "."] if parts else []
+
+
+def _crash(rows: Sequence[Row]) -> list[str]:
+    """`crash/ladder`, a sentence for each number of mantissa bits: which kernels explode, and when."""
+    groups: dict[object, dict[str, list[Row]]] = {}
+    for row in rows:
+        if row.case == "crash/ladder":
+            kernels = groups.setdefault(row.options.get("mantissa_bits"), {})
+            kernels.setdefault(row.kernel, []).append(row)
+    lines = []
+    for bits, kernels in groups.items():
+        explode, hold = [], []
+        for kernel, runs in kernels.items():
+            steps = sorted(
+                r.metrics["crash_step"] for r in runs if r.verdict.startswith("exploded")
+            )
+            if steps:
+                some = "" if len(steps) == len(runs) else f", {len(steps)} of {len(runs)} runs"
+                explode.append(f"{kernel} (step {', '.join(f'{s:.0f}' for s in steps)}{some})")
+            else:
+                shortest = min(r.metrics["steps_run"] for r in runs)
+                hold.append(f"{kernel} (to step {shortest:.0f})")
+        what = (
+            "all mantissa bits"
+            if bits is None
+            else f"O and P̄ in {bits} mantissa bit{'s'[: bits != 1]}"
+        )
+        lines.append(
+            f"Training with {what}: "
+            + f"explodes: {', '.join(explode) or 'none'}; holds: {', '.join(hold) or 'none'}."
+        )
+    return lines
 
 
 def _implementation(row: Row) -> str:

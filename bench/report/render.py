@@ -19,6 +19,7 @@ from bench.report.tables import (
     awaited,
     case_table,
     digest_table,
+    is_fine,
     summary_table,
 )  # fmt: skip
 
@@ -147,7 +148,7 @@ def _machines(loaded: list[Loaded], base: Path) -> str:
 
 def _linked(cell: Cell, base: Path) -> str:
     text = _escape(cell.text)
-    if cell.verdict not in ("", "pass"):
+    if not is_fine(cell.verdict):
         text = f"**{text}**"
     if cell.found is None or (loaded := cell.found.loaded) is None:
         return text

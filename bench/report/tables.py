@@ -66,6 +66,11 @@ def point(row: Row) -> dict[str, object]:
     return {**row.params, "dtype": row.dtype, "seeds": row.seeds, "version": row.case_version}
 
 
+def is_fine(verdict: str) -> bool:
+    """`pass`, `stable@1500`, `measured`, or no verdict at all."""
+    return verdict.partition("@")[0] in ("", "pass", "stable", "measured")
+
+
 def varying(rows: Sequence[Row]) -> list[str]:
     """Names of the parameters that take more than one value in `rows`, in order of appearance."""
     values: dict[str, set[str]] = {}
@@ -164,25 +169,35 @@ def summary_table(found: Sequence[Found]) -> Table:
 def _summary_cell(found: list[Found]) -> Cell:
     counts: dict[str, int] = {}
     for f in found:
-        word = f.row.verdict if f.row.status == "ok" else f.row.status
+        word = f.row.verdict.partition("@")[0] if f.row.status == "ok" else f.row.status
         counts[word] = counts.get(word, 0) + 1
     words = ", ".join(f"{word} {n}/{len(found)}" for word, n in sorted(counts.items()))
     worst = max(found, key=_badness)
     text = words
-    if worst.row.status == "ok" and worst.row.verdict != "pass":
-        text += f": {cell_text(worst.row).rpartition(' ')[0]}"
+    if worst.row.status == "ok" and not is_fine(worst.row.verdict):
+        step = _crash_step(worst.row)
+        shown = cell_text(worst.row).rpartition(" ")[0]
+        text += f": {shown}" if step is None else f": first at step {step:.0f}"
     return Cell(text, worst.row.verdict, worst)
 
 
 def _badness(f: Found) -> tuple[bool, float]:
-    """Sorts a group's rows: a failing verdict first, then by the headline, the worst last."""
+    """Sorts a group's rows: a failing verdict first, then by the headline (or the sooner crash)."""
+    if (step := _crash_step(f.row)) is not None:
+        return True, -step
     shown = headline(f.row)
     value = abs(f.row.metrics.get(shown.metric, 0.0)) if shown else 0.0
     if value != value:
         value = float("inf")
     elif shown and shown.worst == "low":
         value = -value
-    return f.row.verdict not in ("pass", "measured", ""), value
+    return not is_fine(f.row.verdict), value
+
+
+def _crash_step(row: Row) -> float | None:
+    """The step of `exploded@STEP`; None for any other verdict."""
+    word, _, _ = row.verdict.partition("@")
+    return row.metrics.get("crash_step") if word == "exploded" else None
 
 
 def digest_table(found: Sequence[Found]) -> Table:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,8 +18,10 @@ from backends.base import Unsupported
 from bench import engine
 from bench.engine import Request, Run, execute, prepare, run_unit, thin
 from bench.errors import UsageError
+from bench.plan import Unit
 from bench.records import Row
 from bench.registry import load_backend, load_case
+from bench.side_by_side import may_share
 from bench.store import read_submission
 from cases.base import Measurement
 from conftest import TINY, Quiet, RunIt
@@ -107,6 +111,32 @@ def test_a_config_that_names_somebody_is_refused(tiny_config: Path, tmp_path: Pa
     tiny_config.write_text("# mine: /home/someone/configs\n" + TINY)
     with pytest.raises(UsageError, match="holds a path; it would be copied into the result file"):
         prepare(Request(tiny_config, tmp_path))
+
+
+def test_units_side_by_side_give_the_file_of_a_serial_run(run_tiny: RunIt) -> None:
+    serial = comparable(run_tiny().path)
+    counted = Quiet()
+    run = run_tiny(counted, force=True, jobs=2)
+    assert counted.count == UNITS
+    assert comparable(run.path) == serial
+    assert [row["case"] for row in serial] == ["bias/shift_range"] * UNITS
+
+
+def test_an_interrupted_run_of_several_jobs_keeps_what_was_measured(run_tiny: RunIt) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(Quiet(stop_at=2), jobs=2)
+    assert not multiprocessing.active_children(), "workers are gone"
+    rest = Quiet()
+    run = run_tiny(rest, jobs=2)
+    assert rest.count == UNITS - 2
+    assert len(comparable(run.path)) == UNITS
+
+
+def test_what_is_timed_never_shares_the_machine() -> None:
+    fields = {"case_version": 1, "kernel": "a/b", "backend": "cpu", "dtype": "bfloat16"}
+    rest: dict[str, Any] = {**fields, "params": {}, "options": {}, "seeds": 1}
+    assert may_share(Unit(case="crash/ladder", **rest))
+    assert not may_share(Unit(case="speed/attention", **rest))
 
 
 def test_filters_leave_the_other_rows_alone(run_tiny: RunIt) -> None:

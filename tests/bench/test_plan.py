@@ -39,6 +39,13 @@ def test_options_reach_only_kernels_that_have_them() -> None:
     ]
 
 
+def test_a_pattern_after_an_exclamation_mark_takes_kernels_away() -> None:
+    units = plan("  - case: bias/leak\n", "kernels: ['*', '!eager/*']\n")
+    assert [u.kernel for u in units] == ["closed/stock"]
+    units = plan("  - case: bias/leak\n    kernels: ['!*/stock', 'eager/*']\n")
+    assert [u.kernel for u in units] == ["eager/stabilized"], "order does not matter"
+
+
 def test_equal_units_of_two_entries_run_once() -> None:
     entry = "  - case: bias/tie_break\n"
     assert len(plan(entry + entry)) == len(OFFERED)
@@ -62,6 +69,8 @@ def test_seeds_and_dtype_are_part_of_the_key() -> None:
         ("  - case: bias/leak\n    options: {betta: 2}\n", "", "options.betta: no selected kernel has this option; did you mean 'beta'?"),
         ("  - case: bias/leak\n", "kernels: [eager/stok]\n", "unknown kernel 'eager/stok'; did you mean 'eager/stock'?"),
         ("  - case: bias/leak\n", "kernels: ['tritn/*']\n", "kernels: unknown kernel 'tritn/*'"),
+        ("  - case: bias/leak\n", "kernels: ['*', '!tritn/*']\n", "kernels: unknown kernel 'tritn/*'"),
+        ("  - case: bias/leak\n", "kernels: ['!eager/*']\n", "none of ['!eager/*'] is available"),
         ("  - case: bias/leak\n", "kernels: ['triton/*']\n", "kernels: none of ['triton/*'] is available on this machine"),
         ("  - case: bias/leak\n    kernels: ['closed/stok']\n", "", "cases[0].kernels: unknown kernel"),
         ("  - case: determinism/run_to_run\n    params: {heads: 3, kv_heads: 2}\n", "", "heads: 3 is not a multiple"),

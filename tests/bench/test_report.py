@@ -98,6 +98,33 @@ def test_summary_counts_verdicts_and_shows_the_worst() -> None:
     assert cells["bias/tie_break · a/b"] == "pass 1/1"
 
 
+def training(kernel: str, seed: int, crash: float, bits: int = 1) -> Row:
+    exploded = crash < float("inf")
+    return row(
+        f"eager-ladder/{kernel}", f"exploded@{crash:.0f}" if exploded else "stable@1500",
+        case="crash/ladder", dtype="float32", seeds=1, params={"seed": seed, "steps": 1500},
+        options={"mantissa_bits": bits},
+        metrics={"crash_step": crash, "steps_run": crash + 19 if exploded else 1500.0, "best_loss": 1.6},
+    )  # fmt: skip
+
+
+def test_crash_rows_are_counted_by_their_word_and_the_first_crash_is_named() -> None:
+    inf = float("inf")
+    runs = [training("stock", 0, 900.0), training("stock", 1, 700.0), training("stock", 2, inf),
+            training("delta_dp", 0, inf), training("stock", 0, inf, bits=2)]  # fmt: skip
+    cells = {label: cells[0].text for label, cells in summary_table(found(*runs)).rows if cells[0]}
+    assert (
+        cells["crash/ladder · eager-ladder/stock"] == "exploded 2/4, stable 2/4: first at step 700"
+    )
+    assert cells["crash/ladder · eager-ladder/delta_dp"] == "stable 1/1"
+    assert cell_text(runs[0]) == "1.60 exploded@900"
+    assert findings(runs) == [
+        "Training with O and P̄ in 1 mantissa bit: explodes: eager-ladder/stock (step 700, 900, 2 of 3 runs); "
+        "holds: eager-ladder/delta_dp (to step 1500).",
+        "Training with O and P̄ in 2 mantissa bits: explodes: none; holds: eager-ladder/stock (to step 1500).",
+    ]
+
+
 def test_many_points_make_a_table_a_case() -> None:
     many = found(*(row(params={"repeats": r}) for r in range(1, 9)), row(case="bias/normalizer"))
     assert len(run_tables(many, "here")) == 2

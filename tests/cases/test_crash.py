@@ -1,0 +1,430 @@
+"""The crash cases: the rule that calls an explosion, the data, the kernels of the ladder, a tiny run."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from backends.base import Unsupported
+from backends.cpu import CpuBackend
+from bench.inputs import Inputs, key_of, normal, tensor_bytes
+from bench.numerics import philox_words, round_mantissa
+from bench.registry import load_case
+from cases.base import Measurement, forward_backward
+from cases.crash.detector import MARGIN, PATIENCE, Detector, detect
+from cases.crash.language import LENGTH, VOCABULARY, Xorshift32, tokens
+from cases.crash.model import Size, fresh_model, initial_weights
+from cases.crash.train import PROBE_KEY, Probed, batch_offsets
+
+CPU = CpuBackend()
+KERNELS = {n: kernel for n, kernel in CPU.kernels().items() if n.startswith("eager-ladder/")}
+CASE = load_case("crash/ladder")
+TINY: dict[str, Any] = {"steps": 24, "layers": 2, "width": 16, "context": 16, "batch": 2}
+INF, NAN = math.inf, math.nan
+
+# ---- the detector -----------------------------------------------------------------------------
+
+
+def noise(steps: int, size: float) -> np.ndarray:
+    return size * normal(key_of("detector", steps), (steps,))
+
+
+def warm_up(steps: int = 600) -> np.ndarray:
+    """A loss that falls from 4 to 1.5 with noise."""
+    return 1.5 + 2.5 * np.exp(-np.arange(steps) / 60) + noise(steps, 0.1)
+
+
+def calm(loss: np.ndarray) -> list[float]:
+    return [0.5] * len(loss)
+
+
+def test_falling_noisy_loss_is_stable() -> None:
+    found = detect(warm_up(), calm(warm_up()))
+    assert (found.exploded, found.spikes, found.rule) == (False, 0, "")
+    assert found.best == pytest.approx(1.5, abs=0.15)
+
+
+def test_warm_up_that_first_rises_is_no_explosion() -> None:
+    loss = warm_up()
+    loss[:30] += np.linspace(0, 0.9, 30)
+    assert not detect(loss, calm(loss)).exploded
+
+
+def test_a_jump_that_stays_is_an_explosion_at_its_first_log() -> None:
+    loss = warm_up()
+    loss[400:] += 4
+    found = detect(loss, calm(loss))
+    # EMA(0.9) of a step of 4 is 1 above after three logs: 4·(1 − 0.9³) = 1.08.
+    assert found.rule == "loss"
+    assert found.crash is not None
+    assert 401 <= found.crash <= 403
+    assert found.spikes == 0
+    assert found.logs == found.crash + PATIENCE, "nothing is read after the explosion"
+
+
+def test_a_spike_that_comes_back_is_a_spike() -> None:
+    loss = warm_up()
+    loss[400:405] += 6
+    found = detect(loss, calm(loss))
+    assert (found.exploded, found.spikes) == (False, 1)
+    loss[500:505] += 6
+    assert detect(loss, calm(loss)).spikes == 2
+
+
+def test_a_spike_before_an_explosion_is_still_counted() -> None:
+    loss = warm_up()
+    loss[300:305] += 6
+    loss[500:] += 5
+    found = detect(loss, calm(loss))
+    assert (found.exploded, found.spikes) == (True, 1)
+    assert found.crash is not None
+    assert found.crash >= 500
+
+
+def test_an_excursion_that_the_end_cuts_off_is_a_spike() -> None:
+    loss = warm_up()
+    loss[-PATIENCE:] += 5
+    found = detect(loss, calm(loss))
+    assert (found.exploded, found.spikes) == (False, 1)
+
+
+def test_a_slow_rise_is_found_when_it_passes_the_margin() -> None:
+    loss = np.concatenate([np.full(200, 2.0), np.linspace(2.0, 4.0, 400)])
+    found = detect(loss, calm(loss))
+    assert found.rule == "loss"
+    assert found.crash is not None
+    assert loss[found.crash] == pytest.approx(2 + MARGIN, abs=0.06)
+    below = np.concatenate([np.full(200, 2.0), np.linspace(2.0, 2.95, 400)])
+    assert not detect(below, calm(below)).exploded
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("where", ["loss", "norm"])
+def test_non_finite_is_an_explosion_at_once(bad: float, where: str) -> None:
+    loss, norm = warm_up(), calm(warm_up())
+    (loss if where == "loss" else norm)[123] = bad
+    found = detect(loss, norm)
+    assert (found.crash, found.rule, found.logs) == (123, "nonfinite", 124)
+    assert detect([bad], [1.0]).crash == 0
+
+
+def test_gradient_norm_a_thousand_times_its_median() -> None:
+    loss, norm = warm_up(), calm(warm_up())
+    norm[300] = 499.0
+    assert not detect(loss, norm).exploded
+    norm[310] = 501.0
+    found = detect(loss, norm)
+    assert (found.crash, found.rule) == (310, "gradient")
+    assert not detect(loss[:10], [1e-9] * 5 + [1.0] * 5).exploded, "too few to know what is usual"
+
+
+def test_the_explosion_of_a_loss_that_then_turns_nan_begins_where_the_loss_left() -> None:
+    loss = warm_up()
+    loss[400:] += 5
+    loss[410] = NAN
+    found = detect(loss, calm(loss))
+    assert found.rule == "nonfinite"
+    assert found.crash is not None
+    assert found.crash < 405
+    assert found.spikes == 0
+
+
+def test_an_exploded_detector_stays_so() -> None:
+    found = Detector()
+    assert found.update(NAN, 1.0)
+    assert found.update(1.0, 1.0)
+    assert (found.crash, found.logs) == (0, 2)
+
+
+# ---- data and weights: the same bits on every machine -----------------------------------------
+
+
+def test_xorshift_is_marsaglias() -> None:
+    draw = Xorshift32(1)
+    assert [draw.word() for _ in range(3)] == [270369, 67634689, 2647435461]
+    assert all(0 <= Xorshift32(s).below(7) < 7 for s in range(1, 50))
+    with pytest.raises(ValueError, match="seed: 0"):
+        Xorshift32(0)
+
+
+def test_the_text_is_these_bytes() -> None:
+    text = tokens()
+    assert (text.shape, text.dtype) == ((LENGTH,), torch.int64)
+    assert (int(text.min()), int(text.max())) == (0, VOCABULARY - 1)
+    found = hashlib.sha256(bytes(text.tolist())).hexdigest()
+    assert found == "4b7c42c4a14e1c331aed70aed88388da14658e7be8612db90645b2b083384087"
+
+
+def test_initial_weights_and_batches_are_these_bytes() -> None:
+    h = hashlib.sha256()
+    for name, values in initial_weights("crash/ladder", Size(), 0):
+        h.update(name.encode() + tensor_bytes(values))
+    assert h.hexdigest() == "fdda63370741d5791c5c4ece039119c52b416737251812e78f7812749ddd5f58"
+    offsets = batch_offsets("crash/ladder", 0, 100, 4, LENGTH - 128)
+    assert int(offsets.min()) >= 0
+    assert int(offsets.max()) < LENGTH - 128
+    assert (
+        hashlib.sha256(tensor_bytes(offsets)).hexdigest()
+        == "7e1d07d3dfe7fc7d942107098d7e3d238c10e4e37617236936e69c25b29c50d9"
+    )
+
+
+def test_a_longer_run_begins_with_the_same_batches() -> None:
+    short, long = (batch_offsets("x", 1, steps, 4, 1000) for steps in (10, 20))
+    assert torch.equal(short, long[:10])
+    assert not torch.equal(short, batch_offsets("x", 2, 10, 4, 1000))
+
+
+def test_seeds_differ_and_the_digest_covers_every_input() -> None:
+    digests = {
+        CASE.inputs_digest(CASE.Params(**{**TINY, **change}), torch.float32, 1)
+        for change in ({}, {"seed": 1}, {"steps": 25}, {"width": 24}, {"batch": 3}, {"layers": 1})
+    }
+    assert len(digests) == 6
+
+
+def test_the_model_is_causal() -> None:
+    model = fresh_model("x", Size(), 0)
+
+    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return KERNELS["eager-ladder/stock"](q, k, v, causal=True)
+
+    ids = tokens()[:64].reshape(1, 64)
+    changed = ids.clone()
+    changed[0, 40] = (ids[0, 40] + 1) % VOCABULARY
+    with torch.no_grad():
+        before, after = model(ids, attention), model(changed, attention)
+    assert torch.equal(before[:, :40], after[:, :40])
+    assert not torch.equal(before[:, 40:], after[:, 40:])
+
+
+# ---- the kernels of the ladder ----------------------------------------------------------------
+
+M = 2
+SCALE = 16**-0.5
+
+
+@cache
+def problem() -> Inputs:
+    shape = (2, 1, 24, 16)
+    q, k, v, do = (normal(key_of("ladder", name), shape) for name in ("q", "k", "v", "do"))
+    return Inputs.quantized(torch.float32, q, k, v, do, causal=True, scale=SCALE)
+
+
+def by_hand(fix: str) -> dict[str, Tensor]:
+    """The formulas of fixes.py, written out for one tile: FP32, P̄, Ō and O in M bits."""
+    x = problem()
+    s = (SCALE * (x.q @ x.k.mT)).masked_fill(torch.ones(24, 24).triu(1).bool(), -INF)
+    p_bar = torch.exp(s - s.amax(-1, keepdim=True))
+    total = p_bar.sum(-1, keepdim=True)
+    acc = round_mantissa(p_bar, M) @ x.v
+
+    def draw(y: Tensor, stream: int) -> Tensor:
+        words = philox_words(y.shape, 5, stream, y.device)
+        return round_mantissa(y, M, "stochastic", words)
+
+    exact, true = acc / total, (p_bar @ x.v) / total
+    rounded = round_mantissa(round_mantissa(acc, M) / total, M)
+    first = draw(draw(acc, 1) / total, 0)
+    second = draw(draw(acc, 2**31 + 1) / total, 2**31)
+    p = torch.exp(s - (s.amax(-1, keepdim=True) + total.log()))
+    dp = x.do @ x.v.mT
+    output, delta_o = {
+        "stock": (rounded, rounded),
+        "delta_fp32": (rounded, exact),
+        "delta_dp": (rounded, None),
+        "stochastic": (first, first),
+        "o_fp32": (exact, exact),
+        "delta_rounded": (exact, rounded),
+        "stochastic_independent": (first, second),
+        "delta_flipped": (rounded, exact - (rounded - exact)),
+        "delta_error_flipped": (rounded, true - (rounded - true)),
+    }[fix]
+    weighed = p * dp if delta_o is None else x.do * delta_o
+    ds = p * (dp - weighed.sum(-1, keepdim=True))
+    return {
+        "o": output, "dq": SCALE * (ds @ x.k), "dk": SCALE * (ds.mT @ x.q), "dv": p.mT @ x.do,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fix",
+    ["stock", "delta_fp32", "delta_dp", "stochastic", "o_fp32", "delta_rounded",
+     "stochastic_independent", "delta_flipped", "delta_error_flipped"],
+)  # fmt: skip
+def test_ladder_kernels_follow_the_formulas(fix: str) -> None:
+    kernel = KERNELS[f"eager-ladder/{fix}"]
+    options: dict[str, Any] = {"mantissa_bits": M}
+    if "seed" in kernel.option_names:
+        options["seed"] = 5
+    found = forward_backward(kernel.configure(**options), CPU, problem())
+    expected = by_hand(fix)
+    assert torch.equal(found.o, expected["o"])
+    for name in ("dq", "dk", "dv"):
+        torch.testing.assert_close(getattr(found, name), expected[name], rtol=1e-4, atol=2e-6)
+
+
+def test_ablations_have_an_error_in_delta_of_the_same_size_or_none() -> None:
+    """rowsum(dS) with δ consistent with P is FP32 dust; with a coarse O it is not."""
+    x = problem()
+    q, k = torch.nn.functional.pad(x.q, (0, 1)), torch.nn.functional.pad(x.k, (0, 1), value=4.0)
+    v, do = torch.nn.functional.pad(x.v, (0, 1)), torch.nn.functional.pad(x.do, (0, 1))
+    padded = Inputs(q, k, v, do, True, SCALE)
+    rms = {
+        fix: float(
+            forward_backward(KERNELS[f"eager-ladder/{fix}"].configure(mantissa_bits=1), CPU, padded)
+            .dq[..., -1].square().mean().sqrt()
+        )
+        for fix in ("stock", "delta_dp", "delta_rounded", "delta_error_flipped", "delta_fp32", "o_fp32")
+    }  # fmt: skip
+    assert rms["delta_dp"] < 1e-5
+    assert rms["delta_rounded"] == pytest.approx(rms["stock"], rel=1e-5)
+    assert rms["delta_error_flipped"] == pytest.approx(rms["stock"], rel=1e-4), (
+        "only the sign differs"
+    )
+    assert rms["delta_fp32"] == pytest.approx(rms["o_fp32"], rel=1e-4)
+    # P̄ in one bit leaves an error in O itself, which the backward pass's P does not have.
+    assert 1e-2 < rms["o_fp32"] < rms["stock"]
+
+
+def test_without_coarse_mantissa_every_ladder_kernel_is_ordinary_attention() -> None:
+    exact = forward_backward(KERNELS["eager-ladder/stock"], CPU, problem())
+    for name, kernel in KERNELS.items():
+        found = forward_backward(kernel, CPU, problem())
+        for part in ("o", "dq", "dk", "dv"):
+            torch.testing.assert_close(
+                getattr(found, part),
+                getattr(exact, part),
+                rtol=1e-4,
+                atol=1e-5,
+                msg=f"{name} {part}",
+            )
+
+
+def test_the_ladder_takes_float32_alone_and_is_untiled() -> None:
+    for kernel in KERNELS.values():
+        assert kernel.dtypes == {torch.float32}
+        assert kernel.launch_facts()["tile_keys"] == "whole"
+
+
+# ---- the probe --------------------------------------------------------------------------------
+
+
+def test_the_probe_reads_rowsum_ds_and_changes_nothing_else() -> None:
+    x = problem()
+    kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=1)
+    q = x.q.clone().requires_grad_()
+    probed = Probed(kernel, "x", 0, 0, look=True)
+    o = probed(0, q, x.k, x.v)
+    o.backward(x.do)
+    plain = forward_backward(kernel, CPU, Inputs(x.q, x.k, x.v, x.do, True, SCALE))
+    torch.testing.assert_close(o.detach(), plain.o)
+    assert q.grad is not None
+    torch.testing.assert_close(q.grad, plain.dq)
+    # Independently: a constant added to one channel of every key moves dq there by scale·c·rowsum(dS).
+    shifted = torch.nn.functional.pad(x.k, (0, 1), value=PROBE_KEY)
+    again = [torch.nn.functional.pad(t, (0, 1)) for t in (x.q, x.v, x.do)]
+    wide = forward_backward(kernel, CPU, Inputs(again[0], shifted, again[1], again[2], True, SCALE))
+    torch.testing.assert_close(probed.leaks[0], wide.dq[..., -1] / (SCALE * PROBE_KEY))
+    assert probed.row_max[0].shape == (2, 1, 24, 1)
+    assert probed.repeats[0].dtype == torch.bool
+
+
+# ---- the case, end to end ---------------------------------------------------------------------
+
+
+@cache
+def tiny(fix: str = "stock", bits: int = 1, **params: Any) -> tuple[Measurement, str]:
+    values = CASE.Params(**{**TINY, **params})
+    kernel = KERNELS[f"eager-ladder/{fix}"].configure(mantissa_bits=bits)
+    with CPU.deterministic():
+        found = CASE.run(kernel, CPU, values, torch.float32, 1)
+    return found, CASE.verdict(values, found.metrics)
+
+
+def test_a_tiny_run_has_metrics_curves_and_digests() -> None:
+    found, verdict = tiny(steps=120)
+    assert verdict == "stable@120"
+    assert found.metrics["steps_run"] == 120
+    assert found.metrics["last_loss"] < 4.2 < found.series["loss"][0] + 0.2
+    assert found.series["step"] == [float(step) for step in range(0, 120, 10)]
+    assert {len(curve) for curve in found.series.values()} == {12}
+    assert {"w_q_norm_0", "w_k_norm_1", "leak_mean", "row_max_abs", "gradient_norm"} <= set(
+        found.series
+    )
+    assert {"leak_coherence_0", "leak_coherence_1", "leak_rms", "w_q_norm_1"} <= set(found.metrics)
+    assert set(found.digests) == {"inputs", "loss"}
+    assert found.digests["inputs"] == CASE.inputs_digest(
+        CASE.Params(**{**TINY, "steps": 120}), torch.float32, 1
+    )
+
+
+@pytest.mark.parametrize("fix", ["stock", "stochastic"])
+def test_two_runs_give_the_same_losses_bit_for_bit(fix: str) -> None:
+    first, _ = tiny(fix)
+    tiny.cache_clear()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        second, _ = tiny(fix)
+        assert torch.get_num_threads() == threads + 1, "put back"
+    finally:
+        torch.set_num_threads(threads)
+    assert first.digests == second.digests
+    assert first.metrics == second.metrics
+    assert first.digests["loss"] != tiny(fix, seed=1)[0].digests["loss"]
+    assert first.digests["loss"] != tiny(fix, bits=2)[0].digests["loss"]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_ladder_kernel_trains(name: str) -> None:
+    found, verdict = tiny(name.partition("/")[2])
+    assert verdict == "stable@24"
+    assert all(math.isfinite(value) for key, value in found.metrics.items() if key != "crash_step")
+
+
+def test_training_stops_after_an_explosion() -> None:
+    found, verdict = tiny(lr=1.0, steps=400)
+    assert verdict.startswith("exploded@")
+    assert found.metrics["steps_run"] < 400
+    assert found.metrics["steps_run"] <= found.metrics["crash_step"] + PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("crash", "spikes", "expected"),
+    [
+        (INF, 0, "stable@1500"),
+        (INF, 2, "spike"),
+        (584, 0, "exploded@584"),
+        (584, 1, "exploded@584"),
+    ],
+)
+def test_verdict_from_metrics_alone(crash: float, spikes: float, expected: str) -> None:
+    metrics = {"crash_step": float(crash), "spikes": float(spikes), "steps_run": 1500.0}
+    assert CASE.verdict(CASE.Params(), metrics) == expected
+
+
+def test_other_dtypes_and_several_seeds_in_a_row_are_refused() -> None:
+    kernel, params = KERNELS["eager-ladder/stock"], CASE.Params(**TINY)
+    with pytest.raises(Unsupported, match="float32"):
+        CASE.run(kernel, CPU, params, torch.bfloat16, 1)
+    with pytest.raises(Unsupported, match=r"list params\.seed"):
+        CASE.run(kernel, CPU, params, torch.float32, 3)
+
+
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [({"seed": -1}, "seed"), ({"steps": 0}, "steps"), ({"lr": 0}, "lr"), ({"lr": NAN}, "lr"),
+     ({"mantissa_bits": 1}, "mantissa_bits")],
+)  # fmt: skip
+def test_parameters_are_strict(params: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValidationError, match=match):
+        CASE.Params(**params)
