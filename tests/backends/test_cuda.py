@@ -11,7 +11,7 @@ import torch
 from backends import cuda
 from backends.base import Backend, Unsupported
 from backends.kernels.fixes import FIXES
-from backends.kernels.flash_attn import flash_attn_kernels
+from backends.kernels.flash_attn import PACKAGES, flash_attn_kernels
 from backends.kernels.triton_kernels import TritonKernel, triton_kernels
 from backends.kernels.triton_tiles import PINNED, default_config
 
@@ -51,18 +51,19 @@ def test_every_reason(
     assert reason is None if expected is None else expected in str(reason)
 
 
-def test_flash_attn_packages_are_listed_and_refuse_with_the_reason() -> None:
+def test_flash_attn_packages_are_listed_and_refuse_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # as where none is there
+    monkeypatch.setitem(PACKAGES, "2", ("flash_attn", "no-such-distribution"))
     x = torch.zeros(1, 1, 4, 16, dtype=torch.bfloat16)
-    for name, kernel in flash_attn_kernels().items():
-        module = {"2": "flash_attn", "3": "flash_attn_interface", "4": "flash_attn"}[
-            kernel.generation
-        ]
-        if importlib.util.find_spec(module):
-            continue
-        assert name == f"flash-attn-{kernel.generation}/stock"
+    kernels = flash_attn_kernels()
+    assert list(kernels) == [f"flash-attn-{generation}/stock" for generation in "234"]
+    for kernel in kernels.values():
         with pytest.raises(Unsupported, match="is not installed"):
             kernel(x, x, x, causal=False)
-        assert "not installed" in kernel.launch_facts()["library"]
+    facts = kernels["flash-attn-2/stock"].launch_facts()
+    assert facts["library"] == "no-such-distribution not installed"
 
 
 def test_triton_kernels_take_the_options_of_their_fix() -> None:
@@ -87,8 +88,9 @@ def test_triton_kernels_are_offered_for_every_fix_where_triton_is_installed() ->
 def test_every_chip_and_head_dim_has_pinned_tiles(
     capability: tuple[int, int], head_dim: int
 ) -> None:
-    config = default_config(head_dim, torch.bfloat16, capability)
-    assert any(config in family.values() for family in PINNED.values())
+    family = PINNED[{(9, 0): "sm90", (10, 0): "sm100"}.get(capability, "sm80")]
+    tightest = min(limit for limit in family if limit >= head_dim)
+    assert default_config(head_dim, torch.bfloat16, capability) == family[tightest]
     assert default_config(head_dim, torch.float32, capability).forward.block_m == 32
 
 

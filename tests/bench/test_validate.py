@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.records import Submission, submission_text
+from bench.registry import load_case
 from bench.store import read_submission
 from bench.validate import validate_file, validate_path
 from conftest import RunIt
@@ -211,6 +212,11 @@ def test_versions_of_four_parts_are_no_addresses(good: Path) -> None:
 
 
 def test_a_foreign_row_is_not_made_again(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> str:
+        raise AssertionError("its inputs were made")
+
+    monkeypatch.setattr(load_case("determinism/run_to_run"), "inputs_digest", never)
+
     def enormous(s: Submission) -> None:
         row = s.rows[0].model_copy(deep=True)
         row.case, row.seeds = "determinism/run_to_run", 1024
