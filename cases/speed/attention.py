@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -20,6 +22,7 @@ class Params(ProblemParams):
     tokens: Annotated[int, Field(ge=1, le=65536)] = 4096
     head_dim: Annotated[int, Field(ge=1, le=256)] = 128
     rounds: Annotated[int, Field(ge=3, le=1000)] = 30
+    deterministic: bool = False  # time what PyTorch runs under use_deterministic_algorithms
 
 
 PRODUCTS = {"forward": 2, "backward": 5, "both": 7}  # matrix products that a pass must do
@@ -33,6 +36,9 @@ class SpeedAttention(BaseCase):
     what must be computed, not what a kernel chooses to compute twice. `…_ms` is the median, with the
     span of the middle 80 %. Timings of one file may be compared with each other, never across
     machines.
+
+    Timed as users run it: `deterministic` asks PyTorch for its deterministic algorithms, which its own
+    kernels have a slower backward pass for (ours are deterministic either way).
 
     Verdict: always `measured`.
     """
@@ -73,21 +79,39 @@ class SpeedAttention(BaseCase):
             torch.autograd.grad(forward(), (q, k, v), x.do)
 
         metrics: Metrics = {}
-        for name, run in (("forward", forward_alone), ("backward", backward), ("both", both)):
-            times = torch.tensor(backend.time_ms(run, params.rounds), dtype=torch.float64)
-            median = float(times.median())
-            metrics |= {
-                f"{name}_ms": median,
-                f"{name}_p10_ms": float(times.quantile(0.1)),
-                f"{name}_p90_ms": float(times.quantile(0.9)),
-                f"{name}_tflops": operations(params, seeds, name) / (median * 1e-3) / 1e12,
-            }
-        if (memory := backend.memory_of(both)) is not None:
+        with _algorithms(params.deterministic):
+            for name, run in (("forward", forward_alone), ("backward", backward), ("both", both)):
+                times = torch.tensor(backend.time_ms(run, params.rounds), dtype=torch.float64)
+                median = float(times.median())
+                metrics |= {
+                    f"{name}_ms": median,
+                    f"{name}_p10_ms": float(times.quantile(0.1)),
+                    f"{name}_p90_ms": float(times.quantile(0.9)),
+                    f"{name}_tflops": operations(params, seeds, name) / (median * 1e-3) / 1e12,
+                }
+            memory = backend.memory_of(both)
+        if memory is not None:
             metrics["both_peak_memory_mib"] = memory / 2**20
         return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)})
 
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         return "measured" if metrics["both_ms"] > 0 else "invalid"
+
+
+@contextlib.contextmanager
+def _algorithms(deterministic: bool) -> Iterator[None]:
+    """PyTorch's deterministic algorithms or its usual ones; either way `torch.empty` fills nothing, which
+    it does by default where algorithms are deterministic, at the price of a store an allocation."""
+    knobs: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), knobs.fill_uninitialized_memory
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    knobs.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=warn_only)
+        knobs.fill_uninitialized_memory = before[1]
 
 
 def operations(params: Params, seeds: int, name: str) -> float:

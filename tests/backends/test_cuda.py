@@ -137,3 +137,24 @@ def test_on_a_gpu_every_kernel_is_right_and_knobs_are_put_back() -> None:
             assert torch.equal(o, grads.o), name
         assert ("lse" in digests) == name.startswith(("triton", "flex", "eager")), name
     assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+@needs_gpu
+def test_out_of_memory_is_a_row_and_the_run_goes_on() -> None:
+    from bench.engine import run_unit
+    from bench.plan import Unit
+
+    backend = cuda.create()
+    size = {"batch": 1, "heads": 64, "kv_heads": 64, "head_dim": 16, "rounds": 3}
+    rows = [
+        run_unit(
+            Unit(
+                case="speed/attention", case_version=1, backend="cuda", kernel=kernel, dtype="bfloat16", seeds=1,
+                params={**size, "tokens": tokens}, options={},
+            ),
+            backend.kernels()[kernel], backend,
+        )
+        for kernel, tokens in (("eager-stored/stock", 32768), ("triton/stock", 1024))
+    ]  # fmt: skip
+    assert rows[0].status == "error" and "out of memory" in str(rows[0].reason)
+    assert rows[1].status == "ok", rows[1].reason
