@@ -182,7 +182,9 @@ def main() -> None:
     parser.add_argument("--out", help="write every row to this JSON file")
     parser.add_argument("--shape", action="append", help="B,H,T,D; repeatable")
     parser.add_argument("--kernel", action="append", help="names to time, globs; repeatable")
-    parser.add_argument("--host", action="store_true", help="time the host alone, on a tiny problem")
+    parser.add_argument(
+        "--host", action="store_true", help="time the host alone, on a tiny problem"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=8, help="timed calls a round")
     args = parser.parse_args()
