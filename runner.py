@@ -27,10 +27,10 @@ from bench.engine import Request, Run, execute, prepare
 from bench.errors import UsageError
 from bench.plan import Unit
 from bench.records import Row, dumps
+from bench.report.cases import run_tables
 from bench.report.collect import Found, load_all
 from bench.report.findings import findings
 from bench.report.render import FORMATS, render, text_table
-from bench.report.tables import run_tables
 from bench.store import BadFile, read_submission, write_text
 from bench.validate import validate_path
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.records import Row
+from bench.report.cases import run_tables
 from bench.report.collect import Found, all_rows, load_all
 from bench.report.findings import findings
 from bench.report.render import (
@@ -26,7 +27,6 @@ from bench.report.tables import (
     case_table,
     cell_text,
     digest_table,
-    run_tables,
     summary_table,
 )
 from conftest import RunIt
