@@ -80,13 +80,16 @@ def run(
     backend: Glob = None,
     kernel: Glob = None,
     case: Glob = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="key=value of a parameter or option; repeatable.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is already in the file.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Units side by side.")] = 1,
     dry_run: Annotated[bool, typer.Option(help="Print the plan and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure what a config asks for, writing the result file after every unit."""
-    request = Request(config, results, backend, kernel, case, force, jobs)
+    request = Request(config, results, backend, kernel, case, only or (), force, jobs)
     planned = prepare(request)
     say(f"{config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
     if dry_run:
@@ -220,6 +223,8 @@ def _arguments(request: Request) -> list[str]:
     for flag in ("backend", "kernel", "case"):
         if (pattern := getattr(request, flag)) is not None:
             arguments += [f"--{flag}", f"'{pattern}'"]
+    for condition in request.only:
+        arguments += ["--only", condition]
     return arguments
 
 

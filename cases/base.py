@@ -11,7 +11,7 @@ import inspect
 import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,6 +31,17 @@ class CaseParams(BaseModel):
     """Base of a case's parameters; strict, so that a config's typo is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    added_later: ClassVar[frozenset[str]] = frozenset()  # parameters that older result files lack
+
+    def recorded(self) -> dict[str, Any]:
+        """What a row holds and is known by: a parameter added later only where it is not the default,
+        so that rows measured before it keep their key."""
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in self.model_dump().items()
+            if name not in self.added_later or value != fields[name].default
+        }
 
 
 class BiasParams(CaseParams):
