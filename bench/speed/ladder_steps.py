@@ -24,6 +24,7 @@ import torch
 from backends.base import Backend, Kernel
 from bench.inputs import digest
 from bench.registry import load_backend
+from cases.algorithms import algorithms
 from cases.crash.ladder import Params, make_text
 from cases.crash.model import fresh_model
 from cases.crash.signals import draws
@@ -87,7 +88,7 @@ def measure(
     looks: list[tuple[int, float]] = []
     plan = Plan(params.log_every, read_every=0, graph=variant.graph)
     start = time.perf_counter()
-    with backend.deterministic(), one_thread():
+    with backend.deterministic(), one_thread(), algorithms(deterministic=True):
         log = train(
             model, text.to(backend.device), offsets.to(backend.device), variant.kernel,
             params.recipe, params.size, "speed", params.seed, dtype, plan,

@@ -15,6 +15,7 @@ from torch import Tensor
 from backends.base import Backend, Kernel, Unsupported
 from bench.inputs import digest, tensor_bytes
 from bench.numerics import FORMATS
+from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
 from cases.crash.documents import documents
 from cases.crash.language import tokens
@@ -108,7 +109,7 @@ class Ladder(BaseCase):
             stop_after_explosion=params.stop_after_explosion,
             graph=device.type == "cuda" and not draws(kernel),
         )
-        with one_thread():
+        with one_thread(), algorithms(deterministic=True):
             log = train(
                 model, text.to(device), offsets.to(device), kernel, params.recipe, size,
                 self.name, params.seed, dtype, plan,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 
 from backends.base import Backend, Kernel
 from bench.inputs import Inputs
+from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
 from cases.determinism.problems import ProblemParams, problem_values, random_inputs
 
@@ -79,7 +78,7 @@ class SpeedAttention(BaseCase):
             torch.autograd.grad(forward(), (q, k, v), x.do)
 
         metrics: Metrics = {}
-        with _algorithms(params.deterministic):
+        with algorithms(params.deterministic):
             for name, run in (("forward", forward_alone), ("backward", backward), ("both", both)):
                 times = torch.tensor(backend.time_ms(run, params.rounds), dtype=torch.float64)
                 median = float(times.median())
@@ -96,22 +95,6 @@ class SpeedAttention(BaseCase):
 
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         return "measured" if metrics["both_ms"] > 0 else "invalid"
-
-
-@contextlib.contextmanager
-def _algorithms(deterministic: bool) -> Iterator[None]:
-    """PyTorch's deterministic algorithms or its usual ones; either way `torch.empty` fills nothing, which
-    it does by default where algorithms are deterministic, at the price of a store an allocation."""
-    knobs: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), knobs.fill_uninitialized_memory
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
-    knobs.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=warn_only)
-        knobs.fill_uninitialized_memory = before[1]
 
 
 def operations(params: Params, seeds: int, name: str) -> float:
