@@ -168,7 +168,7 @@ def philox_words(
     for start in range(0, count, chunk):
         index = torch.arange(start, min(start + chunk, count), device=device)
         counter = (index & _MASK, torch.full_like(index, stream), index >> 32, index * 0)
-        words[start : start + _PHILOX_CHUNK] = philox4x32(counter, key)[0]
+        words[start : start + chunk] = philox4x32(counter, key)[0]
     return words.reshape(tuple(shape))
 
 

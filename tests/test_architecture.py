@@ -66,7 +66,7 @@ def test_case_is_registered_under_its_name_and_documented(name: str) -> None:
 
 def test_every_case_file_is_registered() -> None:
     modules = {target.partition(":")[0] for target in CASES.values()}
-    helpers = {"cases.base", "cases.sinks", "cases.determinism.problems"}
+    helpers = {"cases.algorithms", "cases.base", "cases.sinks", "cases.determinism.problems"}
     helpers |= {f"cases.crash.{name}" for name in CRASH_HELPERS}
     files = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)

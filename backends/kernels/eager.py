@@ -64,12 +64,13 @@ class Storage:
         self.bits = own if spec.mantissa_bits is None else spec.mantissa_bits
         if not 1 <= self.bits <= own:
             raise ValueError(f"mantissa_bits: {self.bits} does not fit {dtype} (1 to {own})")
-        self.is_own_format = self.bits == own
+        # A compiler drops a cast to the format and back, so compiled parts round by the bits instead.
+        self.by_cast = self.bits == own and not spec.compiled
         self.format = replace(FORMATS[dtype], mantissa_bits=self.bits)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Nearest-even."""
-        return (x if self.is_own_format else round_mantissa(x, self.bits)).to(self.dtype).float()
+        return (x if self.by_cast else round_mantissa(x, self.bits)).to(self.dtype).float()
 
     def output(self, x: Tensor, stream: int) -> Tensor:
         """Ō and O: by the spec's rounding. `stream` keeps the random words of two uses apart."""

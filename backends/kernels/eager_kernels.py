@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions
+from backends.base import Forward, KernelOptions, Unsupported
 from backends.kernels.checks import check_qkv
 from backends.kernels.eager import EagerAttention, Policy, Spec, default_scale, eager_forward
 from backends.kernels.fixes import ABLATIONS, FIXES
@@ -66,10 +66,15 @@ class EagerKernel:
     def spec(self) -> Spec:
         return Spec(self.policy, ALL_FIXES[self.fix], **self.options.model_dump())
 
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        if self.options.compiled and q.dtype == torch.float16:  # see `Storage.by_cast`
+            raise Unsupported("compiled: takes bfloat16 and float32; float16's range would be lost")
+
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Tensor:
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        self._check(q, k, v)
         function = LadderAttention if self.policy == "ladder" else EagerAttention
         with torch.autocast(q.device.type, enabled=False):  # or FP32 products would be cast
             return function.apply(q, k, v, causal, default_scale(q, scale), self.spec)
@@ -77,7 +82,7 @@ class EagerKernel:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Forward:
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        self._check(q, k, v)
         run = ladder_forward if self.policy == "ladder" else eager_forward
         result = run(q, k, v, causal, default_scale(q, scale), self.spec)
         return Forward(result.o, result.lse)
