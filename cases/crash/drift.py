@@ -44,7 +44,7 @@ TOKENS, KEYS, FEATURES = 64, 32, 32
 TOKEN_NOISE = 0.25  # of each feature; row maxima then vary by gap·0.25/√32, 0.5 at gap 12
 BETAS = (0.9, 0.95)  # the paper's
 DELTA = HEAD_DIM * 1e-2 * 2.3  # δ of `sink_inputs`: the gradient is divided by it
-CURVE_POINTS = 50
+CURVE_POINTS = 25
 MAX_HELD = 0.1  # of full speed: what `holds` may hide, the random walk of 100 steps
 Gradient = Callable[[int, Inputs], tuple[Tensor, Tensor]]  # step, problem → o, dq
 
