@@ -111,7 +111,9 @@ def _drift(rows: Sequence[Row]) -> list[str]:
     if not points:
         return []
     groups = []
-    for verdict in dict.fromkeys(("drifts", "wanders", "holds", *(row.verdict for row in points))):
+    for verdict in dict.fromkeys(
+        ("drifts", "creeps", "wanders", "holds", *(row.verdict for row in points))
+    ):
         shown = [
             row.kernel + ("" if verdict == "holds" else f" ({row.metrics['drift_mean']:+.2f})")
             for row in points if row.verdict == verdict

@@ -239,7 +239,7 @@ def test_walk_ratio_tells_a_walk_from_a_direction() -> None:
     metrics = {}
     for name, size in (
         ("walk", 1e-3 * coin), ("one_way", 1e-3 * torch.ones_like(coin)),
-        ("either_way", 1e-3 * coin[:1].expand(steps, seeds)),
+        ("either_way", 1e-3 * coin[:1].expand(steps, seeds)), ("slow", 2e-6 * torch.ones_like(coin)),
     ):  # fmt: skip
         path = planted_error(params, size)
         _, layer = inputs_and_layer(params, seeds)
@@ -252,7 +252,12 @@ def test_walk_ratio_tells_a_walk_from_a_direction() -> None:
     assert metrics["either_way"]["drift_abs_mean"] == pytest.approx(0.89, abs=0.02)
     assert abs(metrics["either_way"]["drift_mean"]) < 0.6
     verdicts = {name: CASE.verdict(params, found) for name, found in metrics.items()}
-    assert verdicts == {"walk": "wanders", "one_way": "drifts", "either_way": "drifts"}
+    assert verdicts == {
+        "walk": "wanders",
+        "one_way": "drifts",
+        "either_way": "drifts",
+        "slow": "creeps",
+    }
 
 
 # ---- the planted problem ----------------------------------------------------------------------
@@ -363,11 +368,14 @@ METRICS = {
         ({}, "drifts"),
         ({"walk_ratio": 2.49}, "wanders"),
         ({"walk_ratio": 2.5}, "drifts"),
-        ({"drift_over_fp32": 600.0}, "holds"),
-        ({"drift_over_fp32": 600.1}, "drifts"),
+        ({"drift_abs_mean": 0.04}, "drifts"),
+        ({"drift_abs_mean": 0.039}, "creeps"),
+        ({"drift_abs_mean": 0.039, "walk_ratio": 2.0}, "wanders"),
+        ({"drift_over_fp32": 500.0}, "holds"),
+        ({"drift_over_fp32": 500.1}, "drifts"),
         ({"drift_over_fp32": INF}, "drifts"),
-        ({"drift_over_fp32": 3.0, "fp32_drift_abs_mean": 1.67e-4}, "inconclusive"),
-        ({"fp32_drift_abs_mean": 1.67e-4}, "drifts"),
+        ({"drift_over_fp32": 3.0, "fp32_drift_abs_mean": 2.01e-4}, "inconclusive"),
+        ({"fp32_drift_abs_mean": 2.01e-4}, "drifts"),
         ({"drift_abs_sem": NAN}, "inconclusive"),
         ({"drift_abs_sem": NAN, "drift_over_fp32": 3.0}, "holds"),
         ({"drift_abs_mean": NAN, "drift_over_fp32": NAN}, "out_of_range"),
@@ -384,6 +392,7 @@ def test_verdict_takes_its_thresholds() -> None:
     assert CASE.verdict(Params(max_ratio=1e5), METRICS) == "inconclusive"
     assert CASE.verdict(Params(max_ratio=1e5), METRICS | {"fp32_drift_abs_mean": 1e-7}) == "holds"
     assert CASE.verdict(Params(min_walk=9.1), METRICS) == "wanders"
+    assert CASE.verdict(Params(min_speed=0.51), METRICS) == "creeps"
 
 
 def test_nan_is_a_result() -> None:
