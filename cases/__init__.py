@@ -14,6 +14,7 @@ CASES: dict[str, str] = {
     "bias/low_rank": "cases.bias.low_rank:LowRank",
     "determinism/run_to_run": "cases.determinism.run_to_run:RunToRun",
     "determinism/batch_invariance": "cases.determinism.batch_invariance:BatchInvariance",
+    "crash/drift": "cases.crash.drift:Drift",
     "crash/ladder": "cases.crash.ladder:Ladder",
     "speed/attention": "cases.speed.attention:SpeedAttention",
 }

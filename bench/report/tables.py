@@ -67,8 +67,8 @@ def point(row: Row) -> dict[str, object]:
 
 
 def is_fine(verdict: str) -> bool:
-    """`pass`, `stable@1500`, `measured`, or no verdict at all."""
-    return verdict.partition("@")[0] in ("", "pass", "stable", "measured")
+    """`pass`, `holds`, `stable@1500`, `measured`, or no verdict at all."""
+    return verdict.partition("@")[0] in ("", "pass", "holds", "stable", "measured")
 
 
 def varying(rows: Sequence[Row]) -> list[str]:
