@@ -15,5 +15,6 @@ CASES: dict[str, str] = {
     "determinism/run_to_run": "cases.determinism.run_to_run:RunToRun",
     "determinism/batch_invariance": "cases.determinism.batch_invariance:BatchInvariance",
     "crash/ladder": "cases.crash.ladder:Ladder",
+    "crash/gpt2": "cases.crash.gpt2.case:Gpt2",
     "speed/attention": "cases.speed.attention:SpeedAttention",
 }

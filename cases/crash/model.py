@@ -1,6 +1,6 @@
 """A small GPT whose attention is the kernel under test; weights from integers, the same everywhere.
 
-Pre-norm blocks, one head, learned positions, LayerNorm without bias, no biases, GELU, tied head.
+Pre-norm blocks, learned positions, LayerNorm without bias, no biases, GELU, tied head.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ class Size:
     context: int = 128
     mlp_ratio: int = 2
     vocabulary: int = 64
+    heads: int = 1
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
 
 
 class Block(nn.Module):
@@ -34,7 +39,7 @@ class Block(nn.Module):
 
     def __init__(self, size: Size, layer: int):
         super().__init__()
-        self.layer = layer
+        self.layer, self.heads = layer, size.heads
         width, hidden = size.width, size.mlp_ratio * size.width
         self.norm_attention = nn.Parameter(torch.ones(width))
         self.w_q, self.w_k, self.w_v, self.w_o = (_matrix(width, width) for _ in range(4))
@@ -43,8 +48,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, attention: Attention) -> Tensor:
         h = F.layer_norm(x, x.shape[-1:], self.norm_attention)  # [B, T, C]
-        q, k, v = ((h @ w.T)[:, None] for w in (self.w_q, self.w_k, self.w_v))  # [B, 1, T, C]
-        x = x + attention(self.layer, q, k, v)[:, 0] @ self.w_o.T
+        q, k, v = (
+            (h @ w.T).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, T, D]
+            for w in (self.w_q, self.w_k, self.w_v)
+        )
+        o = attention(self.layer, q, k, v).transpose(1, 2).flatten(2)  # [B, T, C]
+        x = x + o @ self.w_o.T
         h = F.layer_norm(x, x.shape[-1:], self.norm_mlp)
         return x + F.gelu(h @ self.w_1.T) @ self.w_2.T
 
@@ -54,6 +63,7 @@ class GPT(nn.Module):
 
     def __init__(self, size: Size):
         super().__init__()
+        self.size = size
         self.embedding = _matrix(size.vocabulary, size.width)  # and head
         self.positions = _matrix(size.context, size.width)
         self.blocks = nn.ModuleList(Block(size, layer) for layer in range(size.layers))
