@@ -81,7 +81,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def open_it(name: str, vocabulary: int = 64, sha256: str | None = None, said: Said | None = None) -> Any:
+def open_it(
+    name: str, vocabulary: int = 64, sha256: str | None = None, said: Said | None = None
+) -> Any:
     return open_tokens(name, 16, vocabulary, sha256, Said() if said is None else said)
 
 
@@ -151,7 +153,7 @@ def test_offsets_are_words_of_the_stream_times_starts() -> None:
 def test_a_file_of_more_than_four_billion_tokens_is_used_to_its_end() -> None:
     batches = CounterBatches(header(batch=1000, length=9_035_582_198, context=1024))
     offsets = batches.offsets(0)
-    assert 0 <= offsets.min()
+    assert offsets.min() >= 0
     assert 2**33 < offsets.max() < 9_035_581_174
 
 
@@ -225,7 +227,9 @@ def test_the_record_of_a_run_replays_it(data: Path, tmp_path: Path) -> None:
     assert listed.digests["sequence"] != first.digests["sequence"]
     with pytest.raises(UsageError, match=r"12 steps are recorded; params\.steps is 13"):
         run(tmp_path / "d", replay="list.batches", steps=13)
-    with pytest.raises(UsageError, match=r"another run: context 16 there, 8 here; batch 4 there, 2 here"):
+    with pytest.raises(
+        UsageError, match=r"another run: context 16 there, 8 here; batch 4 there, 2 here"
+    ):
         run(tmp_path / "d", replay="again.batches", context=8, batch=2)
 
 
@@ -284,7 +288,9 @@ def test_heads_are_separate() -> None:
     with torch.no_grad():
         model(ids, attention)
         block = model.blocks[0]
-        h = F.layer_norm(F.embedding(ids, model.embedding) + model.positions, (12,), block.norm_attention)
+        h = F.layer_norm(
+            F.embedding(ids, model.embedding) + model.positions, (12,), block.norm_attention
+        )
     for x, w in zip(seen["qkv"], (block.w_q, block.w_k, block.w_v), strict=True):
         assert x.shape == (1, 3, 8, 4)
         torch.testing.assert_close(x[0, 1], h[0] @ w[4:8].T)
@@ -344,7 +350,9 @@ RUN = {"lr": 1e-3, "kernel": "a/b", "beta": None}
 
 def save(folder: Path, *steps: int) -> None:
     for step in steps:
-        checkpoint.save(folder, step, RUN, {"x": torch.full((1000,), float(step)), "n": [step, "a"]})
+        checkpoint.save(
+            folder, step, RUN, {"x": torch.full((1000,), float(step)), "n": [step, "a"]}
+        )
 
 
 def load(folder: Path, run: dict[str, Any] = RUN) -> tuple[checkpoint.Checkpoint | None, Said]:
@@ -420,7 +428,7 @@ def test_a_checkpoint_runs_no_code(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "evil"),)
 
     checkpoint.save(tmp_path, 4, RUN, {"x": Evil()})
-    with pytest.raises(Exception, match="weights_only|Weights only"):
+    with pytest.raises(Exception, match=r"Weights only"):
         load(tmp_path)
     assert not (tmp_path / "evil").exists()
 
@@ -496,7 +504,10 @@ def test_a_full_disk_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     found = run(tmp_path / "full", said=said)
     assert found.metrics["steps_run"] == 12
     warnings = [line for line in said if line.startswith("WARNING")]
-    assert warnings[0] == "WARNING: no checkpoint at step 4: No space left on device; the last is of step 0"
+    assert (
+        warnings[0]
+        == "WARNING: no checkpoint at step 4: No space left on device; the last is of step 0"
+    )
     assert len(warnings) == 3
 
 
@@ -512,7 +523,9 @@ def test_two_runs_give_the_same_losses_bit_for_bit(tmp_path: Path, kernel: str) 
     assert (first.digests, first.metrics, first.series) == (
         second.digests, second.metrics, second.series
     )  # fmt: skip
-    assert run(tmp_path / "c", kernel, torch.bfloat16, seed=1).digests["loss"] != first.digests["loss"]
+    assert (
+        run(tmp_path / "c", kernel, torch.bfloat16, seed=1).digests["loss"] != first.digests["loss"]
+    )
     # Looking more often changes nothing but the curves.
     often = run(tmp_path / "d", kernel, torch.bfloat16, log_every=1)
     assert often.digests["loss"] == first.digests["loss"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.distributed import World
+from bench.engine import Request, execute, prepare
+from bench.errors import UsageError
 from bench.records import Row
 from bench.store import read_submission
 from bench.validate import validate_file
+from conftest import Quiet
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """\
@@ -25,7 +28,7 @@ kernels: [sdpa-flash/stock]
 seeds: 1
 cases:
   - case: crash/gpt2
-    params: {steps: 150, width: 32, context: 32, warmup: 20, decay_steps: 150, checkpoint_every: 10, dtype: float32}
+    params: {steps: 100, width: 32, context: 32, warmup: 20, decay_steps: 100, checkpoint_every: 10, dtype: float32}
 """
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 Command = Callable[..., list[str]]
@@ -93,31 +96,30 @@ def test_one_and_two_processes_see_the_same_tokens(whole: dict[int, tuple[Row, s
     assert (one.launch["processes"], two.launch["processes"]) == (1, 2)
 
 
-def test_only_rank_0_speaks_and_writes(folder: Path, whole: dict[int, tuple[Row, str, str]]) -> None:
+def test_only_rank_0_speaks_and_writes(
+    folder: Path, whole: dict[int, tuple[Row, str, str]]
+) -> None:
     _, out, err = whole[2]
     assert out.count("result file:") == 1
     assert err.count("1/1 crash/gpt2") == 1
-    assert err.count("step 0/150") == 1
+    assert err.count("step 0/100") == 1
     assert len(list((folder / "whole2").rglob("*.json"))) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_run_goes_on_to_the_same_bits(
-    folder: Path, whole: dict[int, tuple[Row, str, str]], number: signal.Signals
+def test_sigterm_ends_in_order_and_the_run_goes_on_to_the_same_bits(
+    folder: Path, whole: dict[int, tuple[Row, str, str]]
 ) -> None:
-    results = f"cut-{number.name}"
-    process = start(command(folder, results, 1))
-    wait_for_a_checkpoint(folder / results)
-    process.send_signal(number)
+    process = start(command(folder, "cut1", 1))
+    wait_for_a_checkpoint(folder / "cut1")
+    process.terminate()
     code, _, err = finish(process)
-    assert code in (-signal.SIGKILL, 130), err
-    if number == signal.SIGTERM:
-        assert "checkpoint at step" in err
-        assert f"resume with: python runner.py run {folder}/small.yaml" in err
-    code, _, err = finish(start(command(folder, results, 1)))
+    assert code == 130, err
+    assert "checkpoint at step" in err
+    assert f"resume with: python runner.py run {folder}/small.yaml" in err
+    code, _, err = finish(start(command(folder, "cut1", 1)))
     assert code == 0, err
     assert "resumed at step" in err
-    resumed = row(folder, results)
+    resumed = row(folder, "cut1")
     assert resumed.digests == whole[1][0].digests
     assert resumed.metrics == whole[1][0].metrics
 
@@ -132,10 +134,9 @@ def test_two_processes_cut_and_resumed_have_the_bits_of_uncut_ones(
     assert "resume with: torchrun --nproc-per-node 2 runner.py run" in err
     # One process may not go on with it: it would add gradients in another order.
     (work,) = (folder / "cut2").rglob(".small.work")
-    code, _, refused = finish(start(command(folder, "cut2", 1)))
-    assert code == 2
-    assert "world_size is 2 there, 1 here" in refused
-    assert "Traceback" not in refused
+    request = Request(folder / "small.yaml", folder / "cut2")
+    with pytest.raises(UsageError, match="world_size is 2 there, 1 here"):
+        execute(prepare(request), request, Quiet())
     code, _, err = finish(start(command(folder, "cut2", 2)))
     assert code == 0, err
     assert "resumed at step" in err
@@ -143,23 +144,51 @@ def test_two_processes_cut_and_resumed_have_the_bits_of_uncut_ones(
     assert [p.name.endswith(".done") for p in work.iterdir()] == [True]
 
 
-def test_what_torchrun_cannot_do_is_one_line(folder: Path) -> None:
-    code, _, err = finish(start(command(folder, "three", 3)))
-    assert code != 0
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "8 sequences a step do not divide among 3 processes in micro-batches of 4" in line
-    arguments = command(folder, "other", 2)
-    arguments[arguments.index(str(folder / "small.yaml"))] = "configs/quick.yaml"
-    code, _, err = finish(start(arguments))
-    assert code != 0
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "bias/tie_break runs in one process; start it without torchrun" in line
-    assert not (folder / "other").exists()
+def test_what_several_processes_cannot_do_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.distributed.world", lambda: World(0, 3))
+    monkeypatch.setattr("cases.crash.gpt2.case.world", lambda: World(0, 3))
+    expected = "8 sequences a step do not divide among 3 processes in micro-batches of 4"
+    with pytest.raises(UsageError, match=expected):
+        prepare(Request(folder / "small.yaml", folder / "three"))
+    with pytest.raises(
+        UsageError, match="bias/tie_break runs in one process; start it without torchrun"
+    ):
+        prepare(Request(ROOT / "configs/quick.yaml", folder / "three"))
 
 
 def test_a_missing_token_file_is_found_before_anything_runs(folder: Path) -> None:
     (folder / "missing.yaml").write_text(CONFIG.replace("{steps", "{data: none/train.bin, steps"))
-    code, out, err = finish(start(command(folder, "missing", 1, "missing.yaml")))
-    assert (code, out) == (2, "")
-    assert "no such file; prepare it (docs/gpt2.md, Data)" in err
-    assert not (folder / "missing").exists()
+    with pytest.raises(UsageError, match=r"no such file; prepare it \(docs/gpt2\.md, Data\)"):
+        prepare(Request(folder / "missing.yaml", folder / "missing"))
+
+
+def test_force_begins_anew_and_keeps_the_last_finished_run(folder: Path) -> None:
+    config = folder / "short.yaml"
+    config.write_text(
+        CONFIG.replace("steps: 100", "steps: 20").replace("name: small", "name: short")
+    )
+    found = []
+    for force in (False, True):
+        request = Request(config, folder / "short", force=force)
+        planned = prepare(request)
+        execute(planned, request, watcher := Listening())
+        assert not any("resumed" in text for text in watcher.said_so_far)
+        (unit,) = planned.units
+        done = planned.work_folder(unit)
+        assert not done.exists()
+        assert (done.with_name(done.name + ".done") / "checkpoint.pt").exists()
+        found.append(planned.rows[unit.key])
+    assert found[0].digests == found[1].digests
+
+
+class Listening(Quiet):
+    """A watcher that keeps what a long unit said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said_so_far: list[str] = []
+
+    def said(self, text: str) -> None:
+        self.said_so_far.append(text)

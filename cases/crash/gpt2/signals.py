@@ -21,6 +21,8 @@ from cases.crash.train import PROBE_KEY, REPEAT_TOL
 
 # (layer, q, k, v [B, H, T, D], scale) → o: the kernel under test, outside autocast
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+SQUARINGS = 12  # the next direction is left with (σ₂/σ₁)^8192 of its share
+TINY = 1e-30  # keeps a matrix of zeros from dividing by zero
 WIDTHS = (16, 32, 64, 96, 128, 256)  # head_dims that every fused kernel takes
 
 
@@ -92,13 +94,32 @@ def probe(
     return point
 
 
+def spectral_norms(weights: Tensor) -> Tensor:
+    """‖W‖₂ of each matrix [N, R, C], FP32 [N], by matrix products alone, which an accelerator is made
+    for and an SVD is not (bench/speed/gpt2_tokens.py times both).
+
+    WᵀW to the power 2^SQUARINGS leaves the leading direction; its Rayleigh quotient is ‖W‖₂².
+    """
+    gram = weights.mT @ weights
+    power = gram
+    for _ in range(SQUARINGS):
+        power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(TINY)
+        power = power @ power
+    best = torch.linalg.vector_norm(power, dim=1).argmax(
+        -1
+    )  # [N], the column least orthogonal to it
+    v = power.gather(-1, best[:, None, None].expand(-1, power.shape[1], 1))  # [N, C, 1]
+    quotient = (v * (gram @ v)).sum((1, 2)) / v.square().sum((1, 2)).clamp_min(TINY)
+    return quotient.sqrt()
+
+
 def weight_norms(blocks: Sequence[nn.Module] | nn.ModuleList) -> dict[str, float]:
     """‖W_Q‖₂ and ‖W_K‖₂ of each layer; NaN where a weight is not finite."""
     found = {}
     for name in ("w_q", "w_k"):
         weights = torch.stack([getattr(block, name).detach() for block in blocks])
         finite = weights.isfinite().all(-1).all(-1)
-        norms = torch.linalg.matrix_norm(torch.where(finite[:, None, None], weights, 0.0), ord=2)
+        norms = spectral_norms(torch.where(finite[:, None, None], weights, 0.0))
         for layer, norm in enumerate(torch.where(finite, norms, math.nan).tolist()):
             found[f"{name}_norm_{layer}"] = norm
     return found
