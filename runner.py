@@ -108,7 +108,9 @@ def run(
         kept = len(planned.selected_rows())
         say(f"\nstopped: {kept} of {len(planned.units)} units are in {planned.path}")
         say(f"resume with: {command}")
+        leave()
         raise typer.Exit(130) from None
+    leave()
     for note in planned.notes:
         say(f"note: {note}")
     _print_run(planned, as_json)
@@ -265,8 +267,6 @@ def main() -> None:
         if (message := error.format_message()) and world().is_main:
             print(f"error: {message} (see --help)", file=sys.stderr)
         sys.exit(2)
-    finally:
-        leave()
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ class Params(CaseParams):
 
     seed: Annotated[int, Field(ge=0, lt=1024)] = 0  # of the weights, the batches, random rounding
     steps: Annotated[int, Field(ge=1, le=1_000_000)] = 60
-    data: Annotated[str, Field(pattern=r"^[A-Za-z0-9._+-]+(/[A-Za-z0-9._+-]+)*$")] = BUNDLED
+    data: Annotated[str, Field(min_length=1, max_length=200)] = BUNDLED  # or a token file
     data_sha256: Sha256 | None = None  # refuse another token file than this
-    replay: Annotated[str, Field(pattern=r"^[A-Za-z0-9._+-]+(/[A-Za-z0-9._+-]+)*$")] | None = None
+    replay: Annotated[str, Field(min_length=1, max_length=200)] | None = None  # a batch file
     layers: Annotated[int, Field(ge=1, le=48)] = 2
     heads: Annotated[int, Field(ge=1, le=32)] = 2
     width: Annotated[int, Field(ge=8, le=2048)] = 64
