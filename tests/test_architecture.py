@@ -67,7 +67,7 @@ def test_every_case_file_is_registered() -> None:
     helpers |= {f"cases.crash.{name}" for name in ("detector", "language", "model", "train")}
     helpers |= {
         f"cases.crash.gpt2.{name}"
-        for name in ("batches", "checkpoint", "data", "loop", "optimizer", "signals")
+        for name in ("batches", "checkpoint", "data", "loop", "optimizer", "progress", "signals")
     }
     files = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -27,6 +27,7 @@ from cases.crash.gpt2.batches import (
 )  # fmt: skip
 from cases.crash.gpt2.data import FOLDER_VARIABLE
 from cases.crash.gpt2.optimizer import Recipe, optimizers
+from cases.crash.gpt2.progress import Progress, duration
 from cases.crash.gpt2.signals import WIDTHS, probe, weight_norms
 from cases.crash.language import tokens
 from cases.crash.model import GPT, Size, fresh_model
@@ -398,3 +399,24 @@ def test_what_it_cannot_train_is_said() -> None:
         CASE.run(kernel, CPU, params, torch.float16, 1)
     with pytest.raises(UsageError, match=r"list params\.seed"):
         CASE.run(kernel, CPU, params, torch.float32, 3)
+
+
+def test_progress_says_step_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("cases.crash.gpt2.progress.time.monotonic", lambda: now)
+    said = Said()
+    progress = Progress(1000, 4096, said)
+    for step in range(41):
+        progress.step(step, 3.5, 0.25, 20)
+        now += 1.0
+    assert said == [
+        "step 0/1000  loss 3.5000  gradient norm 0.25  – tokens/s  ETA –  checkpoint at step 20",
+        "step 30/1000  loss 3.5000  gradient norm 0.25  4.1k tokens/s  ETA 16 min  checkpoint at step 20",
+    ]
+    assert progress.tokens_per_s == 4096
+    assert [duration(s) for s in (4.2, 61, 3599, 22_000)] == [
+        "4 s",
+        "1 min",
+        "1 h 00 min",
+        "6 h 07 min",
+    ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +30,10 @@ from cases.crash.gpt2 import checkpoint
 from cases.crash.gpt2.batches import Batches, Offsets, chained, share
 from cases.crash.gpt2.data import Tokens
 from cases.crash.gpt2.optimizer import Recipe, optimizers
+from cases.crash.gpt2.progress import Progress
 from cases.crash.gpt2.signals import probe, weight_norms
 from cases.crash.model import GPT
 
-PROGRESS_S = 30.0  # between two lines of progress
 NO_BATCHES = "0" * 64  # what the chain of batch digests begins with
 
 
@@ -110,9 +109,8 @@ class Trainer:
     def __init__(
         self, model: GPT, kernel: Kernel, tokens: Tokens, batches: Batches, run: Run
     ):  # fmt: skip
-        self.model, self.kernel, self.tokens, self.batches, self.run = (
-            model, kernel, tokens, batches, run
-        )  # fmt: skip
+        self.model, self.kernel, self.run = model, kernel, run
+        self.tokens, self.batches = tokens, batches
         self.device: torch.device = model.embedding.device
         self.optimizers = optimizers(model, run.recipe)
         self.accumulation = run.batch // (run.micro_batch * world().size)
@@ -214,7 +212,7 @@ def train(trainer: Trainer, folder: Path, say: Callable[[str], None]) -> Log:
         trainer.load(found.state)
         log, begin = Log.from_state(found.state["log"]), found.step
         say(f"resumed at step {begin} of {run.steps}")
-    progress = Progress(run, trainer.model.size.context, begin, say)
+    progress = Progress(run.steps, run.batch * trainer.model.size.context, say)
     saved = begin
     with _asked_to_stop() as asked:
         for step in range(begin, run.steps):
@@ -224,7 +222,7 @@ def train(trainer: Trainer, folder: Path, say: Callable[[str], None]) -> Log:
             trainer.update(step)
             if stop or (step + 1) % run.checkpoint_every == 0:
                 saved = _save(trainer, log, step + 1, folder, saved, say)
-            progress.step(step, log, saved)
+            progress.step(step, log.loss[-1], log.gradient_norm[-1], saved)
             if stop:
                 say(f"stopped after step {step}; checkpoint at step {saved}")
                 raise KeyboardInterrupt
@@ -263,43 +261,6 @@ def _save(
         say(f"WARNING: no checkpoint at step {step}: {error.strerror}; the last is of step {saved}")
         return saved
     return step
-
-
-class Progress:
-    """A line now and then: step, loss, tokens a second, time left, last checkpoint."""
-
-    def __init__(self, run: Run, context: int, begin: int, say: Callable[[str], None]):
-        self.run, self.tokens, self.say, self.done = run, run.batch * context, say, 0
-        self.started = self.said = time.monotonic()
-        self.tokens_per_s = math.nan
-
-    def step(self, step: int, log: Log, saved: int) -> None:
-        now = time.monotonic()
-        if self.done == 0:
-            self.started = now  # the first step compiles and allocates
-        else:
-            self.tokens_per_s = self.done * self.tokens / max(now - self.started, 1e-9)
-        self.done += 1
-        if now - self.said < PROGRESS_S and self.done > 1:
-            return
-        self.said = now
-        left = (self.run.steps - step - 1) * self.tokens / self.tokens_per_s
-        self.say(
-            f"step {step}/{self.run.steps}  loss {log.loss[-1]:.4f}  "
-            f"gradient norm {log.gradient_norm[-1]:.3g}  {_thousands(self.tokens_per_s)} tokens/s  "
-            f"ETA {_duration(left)}  checkpoint at step {saved}"
-        )
-
-
-def _thousands(rate: float) -> str:
-    return "–" if math.isnan(rate) else f"{rate / 1000:.1f}k"
-
-
-def _duration(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "–"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
 
 
 @contextlib.contextmanager
