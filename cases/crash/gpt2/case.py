@@ -62,9 +62,7 @@ class Params(CaseParams):
     min_lr: Annotated[float, Field(ge=0, le=1)] = 3e-5
     warmup: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     decay_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 60
-    log_every: Annotated[int, Field(ge=1, le=100_000)] = (
-        10  # steps between two looks at the signals
-    )
+    log_every: Annotated[int, Field(ge=1, le=100_000)] = 10  # steps between two looks
     checkpoint_every: Annotated[int, Field(ge=1, le=1_000_000)] = 20
     stop_when_exploded: bool = True
 
