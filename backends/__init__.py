@@ -8,6 +8,7 @@ that backend, and must import vendor packages inside `create()`.
 BACKENDS: dict[str, str] = {
     "cpu": "backends.cpu",
     "cuda": "backends.cuda",
+    "ascend": "backends.ascend",
 }
 
 # Every kernel name of every backend, so that a config can be checked on a machine that lacks some:
@@ -19,13 +20,14 @@ FIX_NAMES = (
 ABLATION_NAMES = (
     "o_fp32", "delta_rounded", "stochastic_independent", "delta_flipped", "delta_error_flipped",
 )  # fmt: skip
-OURS = ("eager-stored", "eager-fused", "triton")
+OURS = ("eager-stored", "eager-fused", "triton", "composite")
 CLOSED = (
     "sdpa-math", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "flex",
-    "flash-attn-2", "flash-attn-3", "flash-attn-4",
+    "flash-attn-2", "flash-attn-3", "flash-attn-4", "npu-fusion",
 )  # fmt: skip
 KNOWN_KERNELS = (
     *(f"{implementation}/{fix}" for implementation in OURS for fix in FIX_NAMES),
     *(f"eager-ladder/{fix}" for fix in FIX_NAMES + ABLATION_NAMES),
     *(f"{implementation}/stock" for implementation in CLOSED),
+    "composite/stabilized+vendor-backward",
 )
