@@ -22,6 +22,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )  # fmt: skip
 
+from bench.captures import SUFFIX as CAPTURE
+from bench.captures import compare_captures, read_capture
+from bench.captures_text import captures_text
 from bench.catalog import catalog, catalog_text
 from bench.compare import compare as compare_submissions
 from bench.compare import comparison_text
@@ -182,9 +185,15 @@ def report(
 
 @app.command()
 def compare(a: Path, b: Path, as_json: Json = False) -> None:
-    """Two result files: facts, bits and biases that differ."""
+    """Two result files: facts, bits and biases that differ. Two captures (.safetensors): errors too."""
+    if a.suffix == b.suffix == CAPTURE:
+        captured = compare_captures(read_capture(a), read_capture(b))
+        print(dumps(captured.as_json()) if as_json else captures_text(captured, str(a), str(b)))
+        return
     submissions = []
     for path in (a, b):
+        if path.suffix == CAPTURE:
+            raise UsageError(f"{path}: a capture; the other file is none ({CAPTURE})")
         try:
             submissions.append(read_submission(path)[0])
         except BadFile as problem:
