@@ -1,5 +1,7 @@
 # Two commands for a newcomer: `make run` and `make test`. Everything else is what CI adds.
 PYTHON ?= python3
+CONFIG ?= configs/quick.yaml
+REQUIREMENTS ?= requirements.txt
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -7,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: run test lint bench report clean
 
 run: $(VENV)/run.done
-	$(BIN)/python runner.py run configs/quick.yaml
+	$(BIN)/python runner.py run $(CONFIG)
 
 test: $(VENV)/dev.done
 	$(BIN)/python -m pytest
@@ -23,10 +25,10 @@ bench: $(VENV)/dev.done
 report: $(VENV)/run.done
 	$(BIN)/python runner.py report $$(git ls-files 'results/*.json') --format markdown -o results/REPORT.md
 
-$(VENV)/run.done: requirements.txt constraints.txt
+$(VENV)/run.done: $(REQUIREMENTS) requirements.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, this is {v.major}.{v.minor}: make run PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -r requirements.txt
+	$(PIP) -r $(REQUIREMENTS)
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done requirements-dev.txt

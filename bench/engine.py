@@ -127,6 +127,8 @@ def prepare(request: Request) -> Run:
         distributed.together(lambda: _check_long(units))
     except UsageError as error:
         raise UsageError(f"{request.config}: {error}") from error
+    if request.backend in BACKENDS:
+        load_backend(request.backend)  # says why, where it cannot run
     used = {unit.backend for unit in plan}
     backends = [backend for backend in backends if backend.name in used]
     machine = describe_machine(backends)

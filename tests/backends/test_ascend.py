@@ -10,10 +10,18 @@ import importlib.util
 import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from backends import ascend
+from backends import FIX_NAMES, KNOWN_KERNELS, ascend
+from backends.base import Kernel
+from backends.kernels.composite_kernels import composite_kernels
+from backends.kernels.npu_fusion import npu_fusion_kernels
+from bench.config import read_config
+from bench.engine import offered_kernels
+from bench.plan import make_plan
 
 HERE = importlib.util.find_spec("torch_npu") is not None
 pytestmark = pytest.mark.skipif(
@@ -64,7 +72,7 @@ def test_every_reason(
     monkeypatch: pytest.MonkeyPatch, available: bool, right: bool, expected: str | None
 ) -> None:
     pretend(monkeypatch, types.ModuleType("torch_npu"))
-    device = types.SimpleNamespace(is_available=lambda: available)
+    device = SimpleNamespace(is_available=lambda: available)
     monkeypatch.setattr(ascend, "npu", lambda: device)
     monkeypatch.setattr(ascend, "computes", lambda: right)
     assert ascend.unavailable_reason() == expected
@@ -75,7 +83,28 @@ def test_a_device_that_fails_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("aclInit failed,\n error code is 507008")
 
     pretend(monkeypatch, types.ModuleType("torch_npu"))
-    monkeypatch.setattr(ascend, "npu", lambda: types.SimpleNamespace(is_available=broken))
+    monkeypatch.setattr(ascend, "npu", lambda: SimpleNamespace(is_available=broken))
     assert ascend.unavailable_reason() == (
         "torch_npu 2.13.0 cannot use the NPU: aclInit failed, error code is 507008"
     )
+
+
+def test_the_config_of_a_910b_can_be_planned_without_one() -> None:
+    kernels = {**npu_fusion_kernels(), **composite_kernels()}
+    offered = offered_kernels([SimpleNamespace(name="ascend", kernels=lambda: kernels)])  # type: ignore[list-item]
+    config, _ = read_config(Path(__file__).parents[2] / "configs" / "ascend910b.yaml")
+    plan = make_plan(config, offered)
+    assert {unit.kernel for unit in plan} == set(kernels)
+    for unit in plan:
+        assert kernels[unit.kernel].configure(**unit.options)
+    layouts = [unit.options for unit in plan if unit.options.get("layout") == "TND"]
+    assert sorted(options["sparse_mode"] for options in layouts) == [2, 3]
+
+
+def test_every_kernel_keeps_the_contract() -> None:
+    for name, kernel in {**npu_fusion_kernels(), **composite_kernels()}.items():
+        assert isinstance(kernel, Kernel)
+        assert kernel.name == name
+        assert name in KNOWN_KERNELS
+        assert kernel.fix in FIX_NAMES
+        assert set(kernel.option_names) <= set(type(kernel.options).model_fields)
