@@ -27,10 +27,11 @@ from backends.kernels.composite import register_npu
 from backends.kernels.composite_kernels import composite_kernels
 from backends.kernels.eager_kernels import eager_kernels
 from backends.kernels.npu_fusion import npu_fusion_kernels, torch_npu_version
+from backends.kernels.triton_kernels import triton_kernels
 
 FLUSH_BYTES = 512 * 2**20  # more than twice the L2 cache (192 MB)
 WARM_UP = 3
-# Set, unless the user has set them, before the device is first used.
+# Set, unless the user has set them, before torch_npu is loaded.
 DETERMINISTIC_ENVIRONMENT = {
     "HCCL_DETERMINISTIC": "true", "LCCL_DETERMINISTIC": "1",
     "ATB_MATMUL_SHUFFLE_K_ENABLE": "0", "ATB_LLM_LCOC_ENABLE": "0", "CLOSE_MATMUL_K_SHIFT": "1",
@@ -66,6 +67,8 @@ def unavailable_reason() -> str | None:
 
 def load() -> None:
     """Import torch_npu, which gives torch its `npu`. It may print; stdout is for results."""
+    for name, value in DETERMINISTIC_ENVIRONMENT.items():  # before anything of CANN reads it
+        os.environ.setdefault(name, value)
     with contextlib.redirect_stdout(sys.stderr):
         importlib.import_module("torch_npu")
 
@@ -85,8 +88,6 @@ def computes() -> bool:
 def create() -> AscendBackend:
     """The backend of the current NPU."""
     load()
-    for name, value in DETERMINISTIC_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     return AscendBackend()
 
 
@@ -107,7 +108,7 @@ class AscendBackend:
     def facts(self) -> MachineFacts:
         properties = npu().get_device_properties(self.device)
         with self.deterministic():
-            level = npu()._get_deterministic_level()
+            level = _deterministic_level()
         environment = (*DETERMINISTIC_ENVIRONMENT, *ENVIRONMENT)
         identity: dict[str, Any] = {
             "accelerator": properties.name,
@@ -185,7 +186,16 @@ class AscendBackend:
 
 
 def _all_kernels() -> dict[str, Kernel]:
-    return {**npu_fusion_kernels(), **composite_kernels(), **eager_kernels()}
+    kernels: dict[str, Kernel] = {**npu_fusion_kernels(), **composite_kernels()}
+    if _triton_ascend_version() is not None:  # another Triton cannot compile for an NPU
+        kernels.update(triton_kernels())
+    return {**kernels, **eager_kernels()}
+
+
+def _deterministic_level() -> int | None:
+    """As torch_npu has it now; None in versions that do not say."""
+    read = getattr(npu(), "_get_deterministic_level", None)
+    return None if read is None else int(read())
 
 
 def _cann_version(module: str) -> str | None:

@@ -30,7 +30,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def asked_afresh() -> Iterator[None]:
+def asked_afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, value in ascend.DETERMINISTIC_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)  # and takes it away again, should loading set it
     ascend.unavailable_reason.cache_clear()
     yield
     ascend.unavailable_reason.cache_clear()
@@ -99,6 +101,13 @@ def test_the_config_of_a_910b_can_be_planned_without_one() -> None:
         assert kernels[unit.kernel].configure(**unit.options)
     layouts = [unit.options for unit in plan if unit.options.get("layout") == "TND"]
     assert sorted(options["sparse_mode"] for options in layouts) == [2, 3]
+
+
+def test_triton_is_offered_where_it_is_triton_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ascend, "triton_kernels", lambda: {"triton/stock": None})
+    for version, expected in ((None, False), ("3.2.0", True)):
+        monkeypatch.setattr(ascend, "_triton_ascend_version", lambda version=version: version)
+        assert ("triton/stock" in ascend._all_kernels()) == expected
 
 
 def test_every_kernel_keeps_the_contract() -> None:
