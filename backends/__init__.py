@@ -5,6 +5,12 @@ Adding a backend: write `backends/<name>.py` with `unavailable_reason()` and `cr
 that backend, and must import vendor packages inside `create()`.
 """
 
+import os
+
+# Before torch is imported: an installed torch_npu would load itself then, and where CANN is missing take
+# `import torch` down with it. `backends/ascend.py` loads it when it is asked for.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
 BACKENDS: dict[str, str] = {
     "cpu": "backends.cpu",
     "cuda": "backends.cuda",

@@ -95,7 +95,6 @@ class AscendBackend:
     """Kernels on the current NPU. torch_npu must be loaded."""
 
     name = "ascend"
-    collectives = "hccl"  # what torch.distributed calls this platform's library
 
     def __init__(self) -> None:
         register_npu()
@@ -144,15 +143,6 @@ class AscendBackend:
         finally:
             torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
             npu().matmul.allow_hf32, npu().conv.allow_hf32 = hf32
-
-    def seed(self, seed: int) -> None:
-        """Seed the generators of the host and of every NPU."""
-        torch.manual_seed(seed)
-        npu().manual_seed_all(seed)
-
-    def autocast(self, dtype: torch.dtype) -> torch.autocast:
-        """Autocast to `dtype`, which is never left to the platform: torch_npu's own choice is float16."""
-        return torch.autocast("npu", dtype)
 
     def synchronize(self) -> None:
         npu().synchronize(self.device)

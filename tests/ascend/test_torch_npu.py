@@ -247,14 +247,34 @@ def test_events_and_memory() -> None:
     assert backend.peak_memory() >= size
 
 
-def test_seeds_reach_the_device_and_autocast_names_its_dtype() -> None:
-    backend = ascend.create()
-    backend.seed(7)
-    assert torch.initial_seed() == torch.npu.initial_seed() == 7
+def test_what_training_asks_of_torch_holds_for_npus() -> None:
+    """Seeds, autocast with its dtype named, the device of torch.accelerator, hccl for DDP."""
+    torch.manual_seed(7)
+    assert torch.npu.initial_seed() == 7
     assert torch.get_autocast_dtype("npu") == torch.float16  # torch_npu's own choice
-    with backend.autocast(torch.bfloat16):
+    with torch.autocast("npu", dtype=torch.bfloat16):
         assert torch.get_autocast_dtype("npu") == torch.bfloat16
-    assert torch.distributed.is_backend_available(backend.collectives)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    assert accelerator == torch.device("npu")
+    assert torch.distributed.get_default_backend_for_device(accelerator) == "hccl"
+    assert torch.distributed.is_backend_available("hccl")
+
+
+def test_under_torchrun_npus_meet_through_hccl() -> None:
+    """The package is loaded before PyTorch is asked for its accelerator."""
+    code = """
+from bench import distributed
+met = []
+distributed.dist.init_process_group = met.append
+distributed.join()
+print(met)
+"""
+    launched = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | launched,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["['cpu:gloo,npu:hccl']"], done.stderr
 
 
 # ------------------------------------------------------------------- what must never happen
