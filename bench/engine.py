@@ -116,6 +116,8 @@ def prepare(request: Request) -> Run:
     """
     distributed.join()
     config, text = read_config(request.config)
+    if request.backend in BACKENDS:
+        load_backend(request.backend)  # says why, where it cannot run
     for problem in personal(text, "the text"):
         raise UsageError(f"{request.config}: {problem}; it would be copied into the result file")
     try:
@@ -127,8 +129,6 @@ def prepare(request: Request) -> Run:
         distributed.together(lambda: _check_long(units))
     except UsageError as error:
         raise UsageError(f"{request.config}: {error}") from error
-    if request.backend in BACKENDS:
-        load_backend(request.backend)  # says why, where it cannot run
     used = {unit.backend for unit in plan}
     backends = [backend for backend in backends if backend.name in used]
     machine = describe_machine(backends)
