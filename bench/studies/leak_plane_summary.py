@@ -48,21 +48,25 @@ def summarize(run: dict[str, Any], layer: int) -> Summary:
     leaks, rates = [p["leak"] for p in points], [p["rate_q"] for p in points]
     agree = [p["rate_q"] * p["leak"] < 0 and p["rate_k"] * p["leak"] < 0 for p in points]
     steps = [w["steps"] for w in windows]
-    eigenvalues, middles = (
-        [_eigenvalue(p) for p in points],
-        [w["step"] - w["steps"] / 2 for w in windows],
-    )
+    middles = [w["step"] - w["steps"] / 2 for w in windows]
+    eigenvalues = [_eigenvalue(p) for p in points]
     size = [math.log(p["query"] * p["key"]) / 2 for p in points]
     growth = [_slope(middles, size, i) for i in range(1, len(size) - 1)]
     inner = list(zip(points, steps, strict=True))
     return Summary(
-        run["kernel"], run["seed"], layer + 1, mean(leaks), mean(agree),
-        spearman([-x for x in leaks], rates), mean(eigenvalues),
-        (size[-1] - size[0]) / (middles[-1] - middles[0]),
-        spearman([abs(x) for x in eigenvalues[1:-1]], growth),
-        *(_between(inner, name) for name in ("common_leak", "common_rest")),
-        points[-1]["common"] - points[0]["common"],
-    )  # fmt: skip
+        kernel=run["kernel"],
+        seed=run["seed"],
+        layer=layer + 1,
+        leak=mean(leaks),
+        agree=mean(agree),
+        rank=spearman([-x for x in leaks], rates),
+        eigenvalue=mean(eigenvalues),
+        growth=(size[-1] - size[0]) / (middles[-1] - middles[0]),
+        follows=spearman([abs(x) for x in eigenvalues[1:-1]], growth),
+        by_leak=_between(inner, "common_leak"),
+        by_rest=_between(inner, "common_rest"),
+        change=points[-1]["common"] - points[0]["common"],
+    )
 
 
 def _windows(run: dict[str, Any]) -> list[dict[str, Any]]:
