@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -23,6 +25,7 @@ from rich.progress import (
 from bench.catalog import catalog, catalog_text
 from bench.compare import compare as compare_submissions
 from bench.compare import comparison_text
+from bench.distributed import launcher, leave, world
 from bench.engine import Request, Run, execute, prepare
 from bench.errors import UsageError
 from bench.plan import Unit
@@ -33,7 +36,7 @@ from bench.report.findings import findings
 from bench.report.plot import figures
 from bench.report.render import FORMATS, render, text_table
 from bench.store import BadFile, read_submission, write_text
-from bench.validate import validate_path
+from bench.validate import taken_on_trust, validate_path
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Reproducibility benchmark for low-precision attention.")  # fmt: skip
@@ -63,6 +66,9 @@ class ProgressBar:
 
     def started(self, unit: Unit) -> None:
         self.bar.update(self.task, description=f"{unit.case} {unit.kernel}")
+
+    def said(self, text: str) -> None:
+        self.bar.console.print(text)
 
     def finished(self, unit: Unit, row: Row) -> None:
         self.done += 1
@@ -98,7 +104,7 @@ def run(
         return
     _terminate_like_ctrl_c()
     watcher = ProgressBar(planned)
-    command = " ".join(["python runner.py run", *_arguments(request)])
+    command = " ".join([launcher(), "runner.py run", *_arguments(request)])
     try:
         with watcher.bar:
             execute(planned, request, watcher)
@@ -106,7 +112,9 @@ def run(
         kept = len(planned.selected_rows())
         say(f"\nstopped: {kept} of {len(planned.units)} units are in {planned.path}")
         say(f"resume with: {command}")
+        leave()
         raise typer.Exit(130) from None
+    leave()
     for note in planned.notes:
         say(f"note: {note}")
     _print_run(planned, as_json)
@@ -138,6 +146,9 @@ def validate(
             print(f"{file}: {'ok' if not problems else f'{len(problems)} problems'}")
             for problem in problems:
                 print(f"  {problem}")
+            if not problems:
+                for note in taken_on_trust(Path(file)):
+                    say(f"note: {file}: {note}")
     raise typer.Exit(1 if any(found.values()) else 0)
 
 
@@ -264,11 +275,17 @@ def _terminate_like_ctrl_c() -> None:
 
 
 def main() -> None:
-    """Usage errors are one line on stderr and exit code 2."""
+    """Usage errors are one line on stderr and exit code 2. Of a torchrun's processes one speaks."""
+    if not world().is_main:
+        messages.quiet = True
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if world().is_main:
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            time.sleep(1)  # torchrun ends all processes once one has ended: rank 0 speaks first
         sys.exit(2)
     except typer.Abort:
         sys.exit(130)
@@ -278,7 +295,7 @@ def main() -> None:
     except Exception as error:  # typer's own errors: a wrong command, flag or argument
         if not hasattr(error, "format_message"):
             raise
-        if message := error.format_message():
+        if (message := error.format_message()) and world().is_main:
             print(f"error: {message} (see --help)", file=sys.stderr)
         sys.exit(2)
 

@@ -16,5 +16,6 @@ CASES: dict[str, str] = {
     "determinism/batch_invariance": "cases.determinism.batch_invariance:BatchInvariance",
     "crash/drift": "cases.crash.drift:Drift",
     "crash/ladder": "cases.crash.ladder:Ladder",
+    "crash/gpt2": "cases.crash.gpt2.case:Gpt2",
     "speed/attention": "cases.speed.attention:SpeedAttention",
 }

@@ -68,6 +68,10 @@ def test_every_case_file_is_registered() -> None:
     modules = {target.partition(":")[0] for target in CASES.values()}
     helpers = {"cases.algorithms", "cases.base", "cases.sinks", "cases.determinism.problems"}
     helpers |= {f"cases.crash.{name}" for name in CRASH_HELPERS}
+    helpers |= {
+        f"cases.crash.gpt2.{name}"
+        for name in ("batches", "checkpoint", "data", "loop", "optimizer", "progress", "signals")
+    }
     files = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in (ROOT / "cases").rglob("*.py")

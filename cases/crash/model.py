@@ -30,6 +30,10 @@ class Size:
     vocabulary: int = 64
     heads: int = 1
 
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
 
 class Block(nn.Module):
     """x + W_O·attention(W_Q x, W_K x, W_V x), then x + W_2·gelu(W_1 x); both after LayerNorm."""
@@ -61,6 +65,7 @@ class GPT(nn.Module):
 
     def __init__(self, size: Size):
         super().__init__()
+        self.size = size
         self.embedding = _matrix(size.vocabulary, size.width)  # and head
         self.positions = _matrix(size.context, size.width)
         self.blocks = nn.ModuleList(Block(size, layer) for layer in range(size.layers))
