@@ -34,8 +34,9 @@ from bench.errors import UsageError
 from bench.plan import Unit
 from bench.records import Row, dumps
 from bench.report.cases import run_tables
-from bench.report.collect import Found, load_all
+from bench.report.collect import Found, Loaded, load_all
 from bench.report.findings import findings
+from bench.report.plot import figures
 from bench.report.render import FORMATS, render, text_table
 from bench.store import BadFile, read_submission, write_text
 from bench.validate import taken_on_trust, validate_path
@@ -165,22 +166,28 @@ def report(
     chosen = "json" if as_json else format
     if chosen not in FORMATS:
         raise UsageError(f"--format: '{chosen}'; allowed: {', '.join(FORMATS)}")
-    paths = paths or [Path("results")]
-    loaded, problems = load_all(paths)
-    for problem in problems:
-        say(f"left out: {problem}")
-    if not loaded:
-        raise UsageError(f"{_names(paths)}: no readable result files (*.json) there")
+    loaded = _load(paths or [Path("results")])
     text = render(chosen, loaded, output.parent if output else Path())
     if output is None:
         print(text, end="")
         return
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_text(output, text)
-    except OSError as error:
-        raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
-    say(f"wrote {output}")
+    _write(output, text)
+
+
+@app.command()
+def plot(
+    paths: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    output: Annotated[Path, typer.Option("-o", help="Folder for the figures.")] = Path("figures"),
+    as_json: Json = False,
+) -> None:
+    """Figures of the crash ladder over result files, as SVG; needs matplotlib."""
+    loaded = _load(paths or [Path("results")])
+    written = []
+    for name, svg in figures(loaded).items():
+        _write(output / name, svg)
+        written.append(str(output / name))
+    if as_json:
+        print(dumps({"written": written}))
 
 
 @app.command()
@@ -200,6 +207,25 @@ def compare(a: Path, b: Path, as_json: Json = False) -> None:
             raise UsageError(f"{path}: {problem}") from problem
     result = compare_submissions(*submissions)
     print(dumps(result.as_json()) if as_json else comparison_text(result, str(a), str(b)))
+
+
+def _load(paths: list[Path]) -> list[Loaded]:
+    """The readable submissions at `paths`; what is not one is named and left out."""
+    loaded, problems = load_all(paths)
+    for problem in problems:
+        say(f"left out: {problem}")
+    if not loaded:
+        raise UsageError(f"{_names(paths)}: no readable result files (*.json) there")
+    return loaded
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    say(f"wrote {path}")
 
 
 def _names(paths: list[Path]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.records import dumps
-from bench.report.cases import is_timed, tables_of
+from bench.report.cases import is_timed, overview_tables, tables_of
 from bench.report.collect import Found, Loaded, all_rows
 from bench.report.findings import findings
 from bench.report.tables import (
@@ -52,7 +52,7 @@ def markdown_table(table: Table, base: Path) -> str:
     ]
     headers = [table.corner, *(_escape(column) for column in table.columns)]
     grid = tabulate(body, headers, tablefmt="github", disable_numparse=True)
-    return f"{table.note}\n\n{grid}"
+    return f"{_escape(table.note)}\n\n{grid}"
 
 
 def terminal_report(found: Sequence[Found]) -> str:
@@ -65,6 +65,9 @@ def terminal_report(found: Sequence[Found]) -> str:
     for machine, file, case in timed:
         own = [f for f in found if (f.machine, f.file, f.row.case) == (machine, file, case)]
         parts += [text_table(table) for table in tables_of(case, own, machine)]
+    for case in dict.fromkeys(f.row.case for f in found):
+        own = [f for f in found if f.row.case == case]
+        parts += [text_table(table) for table in overview_tables(case, own)]
     if missing := awaited(found):
         parts.append("Awaiting submission: " + ", ".join(missing))
     return "\n\n".join(parts)
@@ -91,6 +94,8 @@ def markdown_report(loaded: list[Loaded], found: Sequence[Found], base: Path) ->
         out += ["## Same bits?", "", markdown_table(digests, base), ""]
     for case in dict.fromkeys(f.row.case for f in found):
         out += [f"## {case}", ""]
+        for table in overview_tables(case, [f for f in found if f.row.case == case]):
+            out += [f"### {_escape(table.title)}", "", markdown_table(table, base), ""]
         for item in loaded:
             chosen = [f for f in found if f.loaded is item and f.row.case == case]
             if chosen:
