@@ -119,12 +119,14 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def validate(
     paths: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
+    quick: Annotated[bool, typer.Option(help="Structure alone: no inputs are made again.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Refuse rows of an older version of a case.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check result files; every problem is printed, and the exit code is 1 if there is one."""
     found: dict[str, list[str]] = {}
     for path in paths:
-        found |= validate_path(path)
+        found |= validate_path(path, inputs=not quick, fresh=fresh)
     if not found:
         raise UsageError(f"{_names(paths)}: no result files (*.json) there")
     if as_json:

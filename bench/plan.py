@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from backends import KNOWN_KERNELS
 from bench.config import CaseEntry, Config, explain
 from bench.errors import UsageError, nearest
-from bench.records import DTypeName, Offered, Scalar, row_key
+from bench.records import MAX_ROWS, DTypeName, Offered, Scalar, row_key
 from bench.registry import load_case
 
-MAX_UNITS = 2_500  # rows of about 1.3 KiB; a result file holds at most 4 MiB
+MAX_UNITS = MAX_ROWS
 MAX_VALUES = 2**27  # random values of one unit: anyone must be able to make the inputs again
 
 

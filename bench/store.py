@@ -17,40 +17,51 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.errors import UsageError
-from bench.records import MAX_BYTES, Submission
+from bench.records import MAX_BYTES, MAX_ROWS, Submission
+
+MAX_KEYS = 256  # of one object
+MAX_OBJECTS = 8 * MAX_ROWS + 1000
 
 
 class BadFile(Exception):
     """A file that is no submission; the text says why."""
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise BadFile(f"key {key!r} appears twice")
-        found[key] = value
-    return found
+class _Objects:
+    """Takes the place of `dict` in json.loads: refuses repeated keys, and more than a result can hold."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self.count += 1
+        if self.count > MAX_OBJECTS:
+            raise BadFile(f"more than {MAX_OBJECTS} objects")
+        if len(pairs) > MAX_KEYS:
+            raise BadFile(f"an object of {len(pairs)} keys, at most {MAX_KEYS} are allowed")
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in found if names.count(name) > 1)
+            raise BadFile(f"key {short(repr(twice))} appears twice")
+        return found
 
 
 def _no_constant(text: str) -> Any:
     raise BadFile(f"bare {text}: write it as a string")
 
 
+def short(text: str, limit: int = 300) -> str:
+    """A stranger's text as one printable line: what cannot be printed becomes its escape."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
+
 def read_submission(path: Path) -> tuple[Submission, str]:
     """Parse a result file; returns it with its text. Raises BadFile with the reason."""
+    text = _read_text(path)
     try:
-        if path.is_symlink() or not path.is_file():
-            raise BadFile("not a regular file")
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise BadFile(f"{size} bytes, at most {MAX_BYTES} are allowed")
-        text = path.read_bytes().decode("utf-8")
-        data = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except OSError as error:
-        raise BadFile(f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadFile(f"not UTF-8 text at byte {error.start}") from error
+        data = json.loads(text, object_pairs_hook=_Objects(), parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise BadFile(f"not JSON: {error.msg} at line {error.lineno}") from error
     except (RecursionError, ValueError) as error:
@@ -60,7 +71,26 @@ def read_submission(path: Path) -> tuple[Submission, str]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BadFile(f"not a submission: {where or 'top level'}: {first['msg']}") from error
+        raise BadFile(short(f"not a submission: {where or 'top level'}: {first['msg']}")) from error
+
+
+def _read_text(path: Path) -> str:
+    """The text of a regular file of at most MAX_BYTES; links and devices are never opened."""
+    try:
+        if path.is_symlink() or path.parent.is_symlink() or not path.is_file():
+            raise BadFile("not a regular file")
+        # What was looked at may have been replaced since: the size is that of what is read.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as handle:
+            content = handle.read(MAX_BYTES + 1)
+            size = max(len(content), os.fstat(handle.fileno()).st_size)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise BadFile(f"cannot be read: {getattr(error, 'strerror', error)}") from error
+    if size > MAX_BYTES:
+        raise BadFile(f"{size} bytes, at most {MAX_BYTES} are allowed")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadFile(f"not UTF-8 text at byte {error.start}") from error
 
 
 def write_text(path: Path, text: str) -> None:

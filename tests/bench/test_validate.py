@@ -226,6 +226,23 @@ def test_a_foreign_row_is_not_made_again(good: Path, monkeypatch: pytest.MonkeyP
     assert any("not in the plan" in problem for problem in edited(good, enormous))
 
 
+def test_a_stale_file_is_kept_but_not_taken_as_new(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(load_case("bias/shift_range")), "version", 2)
+    assert validate_file(good) == []
+    assert "stale: bias/shift_range version 1, today 2: measure again" in validate_file(
+        good, fresh=True
+    )
+    # What does not depend on the older code is still checked.
+    assert any("config.sha256" in problem for problem in edited(good, set_hash))
+
+
+def test_a_case_that_is_gone_makes_a_row_stale(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.stale.CASES", {})
+    assert any("no longer here" in problem for problem in validate_file(good, fresh=True))
+
+
 def test_all_problems_are_reported_at_once(good: Path) -> None:
     def everything(s: Submission) -> None:
         for edit in (set_verdict, set_hash, mail, repeat_row):
