@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.errors import UsageError, nearest
 from bench.records import Slug
 
+MAX_BRACKETS = 20  # open at once: PyYAML takes quadratic time over deeper ones
 MAX_CONFIG_BYTES = 16 * 1024  # a config may come from a stranger's result file: 0.2 s to parse
 
 
@@ -95,6 +97,8 @@ def parse_config(text: str, where: str) -> Config:
     """Check a config's text; `where` opens every message."""
     if len(text.encode()) > MAX_CONFIG_BYTES:
         raise UsageError(f"{where}: a config has at most {MAX_CONFIG_BYTES} bytes")
+    if _brackets(text) > MAX_BRACKETS:
+        raise UsageError(f"{where}: nested too deeply to be a config")
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader, stricter still)
     except UsageError as error:
@@ -114,6 +118,12 @@ def parse_config(text: str, where: str) -> Config:
         return Config.model_validate(data)
     except ValidationError as error:
         raise UsageError(f"{where}: {explain(error, Config, CaseEntry)}") from error
+
+
+def _brackets(text: str) -> int:
+    """How many [ and { are open at once, at most; those in comments and quotes count too."""
+    steps = (1 if c in "[{" else -1 if c in "]}" else 0 for c in text)
+    return max(itertools.accumulate(steps), default=0)
 
 
 def explain(error: ValidationError, *models: type[BaseModel]) -> str:

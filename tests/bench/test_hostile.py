@@ -25,7 +25,7 @@ from hostile import (
     text_mutations,
     values,
 )  # fmt: skip
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bench.config import parse_config
@@ -84,7 +84,7 @@ def check(path: Path, original: dict[str, Any], text: str) -> None:
 
 
 @settings(
-    max_examples=EXAMPLES, deadline=None, database=None,
+    phases=[Phase.generate], max_examples=EXAMPLES, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 @given(data=st.data())
