@@ -27,11 +27,13 @@ from bench.engine import Request, Run, execute, prepare
 from bench.errors import UsageError
 from bench.plan import Unit
 from bench.records import Row, dumps
-from bench.report.collect import Found, load_all
+from bench.report.collect import Found
 from bench.report.findings import findings
-from bench.report.render import FORMATS, render, text_table
+from bench.report.render import text_table
 from bench.report.tables import run_tables
-from bench.store import BadFile, read_submission, write_text
+from bench.report.write import FORMATS, write_report
+from bench.schema import schema_text
+from bench.store import BadFile, read_submission
 from bench.validate import validate_path
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -80,13 +82,16 @@ def run(
     backend: Glob = None,
     kernel: Glob = None,
     case: Glob = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Only the unit of this id (the page shows it).")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is already in the file.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Units side by side.")] = 1,
     dry_run: Annotated[bool, typer.Option(help="Print the plan and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure what a config asks for, writing the result file after every unit."""
-    request = Request(config, results, backend, kernel, case, force, jobs)
+    request = Request(config, results, backend, kernel, case, unit, force, jobs)
     planned = prepare(request)
     say(f"{config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
     if dry_run:
@@ -142,30 +147,29 @@ def validate(
 @app.command()
 def report(
     paths: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
-    format: Annotated[str, typer.Option(help="text, markdown, csv or json.")] = "text",
+    format: Annotated[str, typer.Option(help=f"{', '.join(FORMATS)}.")] = "text",
     output: Annotated[Path | None, typer.Option("-o", help="Write to a file.")] = None,
+    links: Annotated[
+        str | None, typer.Option(help="html: what stands before a file's path in its links.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tables over result files, for a terminal, as Markdown, CSV or JSON."""
-    chosen = "json" if as_json else format
-    if chosen not in FORMATS:
-        raise UsageError(f"--format: '{chosen}'; allowed: {', '.join(FORMATS)}")
-    paths = paths or [Path("results")]
-    loaded, problems = load_all(paths)
+    """Tables over result files: for a terminal, a paper, a browser, a spreadsheet."""
+    text, problems = write_report(
+        "json" if as_json else format, paths or [Path("results")], output, links
+    )
     for problem in problems:
         say(f"left out: {problem}")
-    if not loaded:
-        raise UsageError(f"{_names(paths)}: no readable result files (*.json) there")
-    text = render(chosen, loaded, output.parent if output else Path())
-    if output is None:
+    if text is None:
+        say(f"wrote {output}")
+    else:
         print(text, end="")
-        return
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_text(output, text)
-    except OSError as error:
-        raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
-    say(f"wrote {output}")
+
+
+@app.command()
+def schema() -> None:
+    """The JSON Schema of a result file (docs/schema/submission-v1.json)."""
+    print(schema_text(), end="")
 
 
 @app.command()
@@ -222,6 +226,8 @@ def _arguments(request: Request) -> list[str]:
     for flag in ("backend", "kernel", "case"):
         if (pattern := getattr(request, flag)) is not None:
             arguments += [f"--{flag}", f"'{pattern}'"]
+    if request.unit is not None:
+        arguments += ["--unit", request.unit]
     return arguments
 
 

@@ -54,6 +54,7 @@ class Request:
     backend: str | None = None  # globs
     kernel: str | None = None
     case: str | None = None
+    unit: str | None = None  # id of one unit
     force: bool = False
     jobs: int = 1  # units side by side
 
@@ -104,7 +105,7 @@ def prepare(request: Request) -> Run:
     used = {unit.backend for unit in plan}
     backends = [backend for backend in backends if backend.name in used]
     machine = describe_machine(backends)
-    units = filter_units(plan, request.backend, request.kernel, request.case)
+    units = filter_units(plan, request.backend, request.kernel, request.case, request.unit)
     path = request.results / machine.slug / f"{config.name}.json"
     return Run(config, text, backends, machine, offered, plan, units, path)
 

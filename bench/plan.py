@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from backends import KNOWN_KERNELS
 from bench.config import CaseEntry, Config, explain
 from bench.errors import UsageError, nearest
-from bench.records import MAX_ROWS, DTypeName, Offered, Scalar, row_key
+from bench.records import MAX_ROWS, DTypeName, Offered, Scalar, row_key, unit_id
 from bench.registry import load_case
 
 MAX_UNITS = MAX_ROWS
@@ -96,10 +96,19 @@ def _patterns(config: Config) -> list[str]:
 
 
 def filter_units(
-    units: Iterable[Unit], backend: str | None, kernel: str | None, case: str | None
+    units: Iterable[Unit],
+    backend: str | None,
+    kernel: str | None,
+    case: str | None,
+    unit: str | None = None,
 ) -> list[Unit]:
-    """The units that match every given glob; UsageError names the filter that leaves nothing."""
+    """The units that match every given glob, or the one with this id; UsageError names the filter
+    that leaves nothing."""
     left = list(units)
+    if unit is not None:
+        left = [item for item in left if unit_id(item) == unit]
+        if not left:
+            raise UsageError(f"--unit {unit}: no unit of this config on this machine has this id")
     for flag, pattern in (("backend", backend), ("kernel", kernel), ("case", case)):
         if pattern is None:
             continue

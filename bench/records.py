@@ -7,6 +7,7 @@ line, one trailing newline. NaN and ±Inf are the strings "NaN", "Infinity" and 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import Annotated, Any, Literal
@@ -19,13 +20,17 @@ MAX_SERIES = 500  # points of one curve
 MAX_ROWS = 2_500  # rows of about 1.3 KiB
 MAX_TEXT = 500
 
-# Every list, text and number is bounded and no text holds a control character (\P{C}: anything but
-# control, format, surrogate, private use), so that a hostile file is refused within a second.
+# Every list, text and number is bounded, so that a hostile file is refused within a second, and no text
+# holds a control, direction or zero-width character: what a reviewer sees is what is there.
+_UNSEEN = (
+    r"\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\x00-\x08\x0b\x0c\x0e-\x1f"
+)
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 _NUMBER_SCHEMA = {"anyOf": [{"type": "number"}, {"enum": list(NON_FINITE)}]}
 Number = Annotated[float, WithJsonSchema(_NUMBER_SCHEMA)]
 Int = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=r"^\P{C}*$")]
+Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=rf"^[^{_UNSEEN}\t\r\n]*$")]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+/-]{1,80}$")]
 Scalar = StrictBool | Int | Number | Text | None
 Scalars = Annotated[dict[Key, Scalar], Field(max_length=32)]
@@ -80,6 +85,11 @@ def row_key(item: Any) -> str:
     return dumps({name: getattr(item, name) for name in KEY_FIELDS})
 
 
+def unit_id(item: Any) -> str:
+    """Twelve hex digits that name a row or unit: `runner.py run CONFIG --unit ID` runs it alone."""
+    return hashlib.sha256(row_key(item).encode()).hexdigest()[:12]
+
+
 class Suite(Record):
     """Which code measured: release, git commit, and a hash of the measuring source files."""
 
@@ -94,7 +104,7 @@ class ConfigRecord(Record):
 
     name: Slug
     sha256: Sha256
-    text: Annotated[str, Field(max_length=65536, pattern=r"^[\P{C}\t\r\n]*$")]
+    text: Annotated[str, Field(max_length=65536, pattern=rf"^[^{_UNSEEN}]*$")]
 
 
 class Offered(Record):
