@@ -150,7 +150,7 @@ def report(
     format: Annotated[str, typer.Option(help=f"{', '.join(FORMATS)}.")] = "text",
     output: Annotated[Path | None, typer.Option("-o", help="Write to a file.")] = None,
     links: Annotated[
-        str | None, typer.Option(help="html: what stands before a file's path in its links.")
+        str | None, typer.Option(help="html: URL of the results folder, for the page's links.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -22,8 +22,8 @@ def write_report(
 ) -> tuple[str | None, list[str]]:
     """Make the report `form` of the result files at `paths`.
 
-    Args: output: the file to write; links: what stands before a result file's path in links of the page
-    (without it they are relative to the page). Returns the text where there is no `output`, and a line
+    Args: output: the file to write; links: URL of the results folder for links of the page (without it they
+    are relative to the page). Returns the text where there is no `output`, and a line
     for every file that was left out. Raises UsageError.
     """
     if form not in FORMATS:

@@ -1,6 +1,7 @@
 """Files made to crash, stall or deceive a validation: refused with a reason, each within a second.
 
-`FUZZ_EXAMPLES=100000 pytest tests/bench/test_hostile.py` for a long run; the suite's is short.
+A long run: `for seed in $(seq 10); do FUZZ_EXAMPLES=10000 pytest tests/bench/test_hostile.py -k mutated
+--hypothesis-seed $seed; done`. The suite's is short.
 """
 
 from __future__ import annotations
@@ -55,14 +56,20 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def judged(path: Path, text: str) -> list[str]:
-    """Problems of `text` at `path`, with the time that it took as a last resort against a hang."""
+    """Problems of `text` at `path`; a hang shows as processor time, the better of two tries."""
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    start = time.process_time()
-    problems = validate_file(path)
-    spent = time.process_time() - start
+    problems, spent = timed(path)
+    if spent > LIMIT_S:  # this process may have been busy with its own garbage
+        problems, spent = timed(path)
     assert spent <= LIMIT_S, f"{spent:.2f} s for {len(text)} characters"
     assert all(problem.isprintable() and len(problem) <= 300 for problem in problems)
     return problems
+
+
+def timed(path: Path) -> tuple[list[str], float]:
+    start = time.process_time()
+    problems = validate_file(path)
+    return problems, time.process_time() - start
 
 
 def check(path: Path, original: dict[str, Any], text: str) -> None:
