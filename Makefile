@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint bench report clean
+.PHONY: run test lint bench report page clean
 
 run: $(VENV)/run.done
 	$(BIN)/python runner.py run configs/quick.yaml
@@ -22,6 +22,9 @@ bench: $(VENV)/dev.done
 
 report: $(VENV)/run.done
 	$(BIN)/python runner.py report $$(git ls-files 'results/*.json') --format markdown -o results/REPORT.md
+
+page: $(VENV)/run.done
+	$(BIN)/python runner.py report $$(git ls-files 'results/*.json') --format html -o site/index.html
 
 $(VENV)/run.done: requirements.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"Python 3.11 or newer is needed, this is {v.major}.{v.minor}: make run PYTHON=python3.12")'

@@ -23,6 +23,7 @@ from rich.progress import (
 from bench.catalog import catalog, catalog_text
 from bench.compare import compare as compare_submissions
 from bench.compare import comparison_text
+from bench.contribute import check_contribution, contribution
 from bench.engine import Request, Run, execute, prepare
 from bench.errors import UsageError
 from bench.plan import Unit
@@ -87,11 +88,16 @@ def run(
     ] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is already in the file.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Units side by side.")] = 1,
+    contribute: Annotated[
+        bool, typer.Option(help="End with the commands of a pull request.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option(help="Print the plan and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure what a config asks for, writing the result file after every unit."""
     request = Request(config, results, backend, kernel, case, unit, force, jobs)
+    if contribute:
+        check_contribution(request)
     planned = prepare(request)
     say(f"{config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
     if dry_run:
@@ -111,6 +117,8 @@ def run(
     for note in planned.notes:
         say(f"note: {note}")
     _print_run(planned, as_json)
+    if contribute:
+        say("\n".join(["", *contribution(planned.path)]))
     raise typer.Exit(1 if any(row.status == "error" for row in planned.selected_rows()) else 0)
 
 

@@ -16,6 +16,7 @@ only the older code could check is not checked.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def validate_file(path: Path, inputs: bool = True, fresh: bool = False) -> list[
     try:
         submission, text = read_submission(path)
     except BadFile as problem:
-        return [str(problem)]
+        return [short(str(problem))]
     planned = _planned(submission)
     found = list(_structure(submission, text, path, planned, fresh))
     if inputs and not found and not isinstance(planned, str):
@@ -101,8 +102,10 @@ def _place(submission: Submission, path: Path) -> Iterator[str]:
         yield f"machine.slug: '{machine.slug}', but the accelerator's name gives '{expected}'"
     if path.parent.name != machine.slug:
         yield f"stands in folder '{path.parent.name}', expected '{machine.slug}'"
-    if path.name != f"{submission.config.name}.json":
-        yield f"is named '{path.name}', expected '{submission.config.name}.json'"
+    # A second machine of the same model, or a second run worth keeping, is NAME+2.json, NAME+3.json, …
+    name = submission.config.name
+    if not re.fullmatch(rf"{re.escape(name)}(\+[2-9][0-9]?)?\.json", path.name):
+        yield f"is named '{path.name}', expected '{name}.json'"
     if sha256_text(submission.config.text) != submission.config.sha256:
         yield "config.sha256: does not match config.text"
 

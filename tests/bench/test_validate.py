@@ -266,6 +266,12 @@ def test_place_must_fit(good: Path, tmp_path: Path) -> None:
     assert "expected 'tiny.json'" in problems[1]
 
 
+def test_a_second_file_of_the_same_machine_has_a_number(good: Path) -> None:
+    for name, fine in (("tiny+2.json", True), ("tiny+1.json", False), ("tiny+x.json", False)):
+        shutil.copy(good, good.parent / name)
+        assert (validate_file(good.parent / name, inputs=False) == []) == fine
+
+
 def test_a_folder_is_validated_file_by_file(good: Path, tmp_path: Path) -> None:
     (good.parent / "broken.json").write_text("{")
     found = validate_path(tmp_path / "results")
