@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -24,18 +26,19 @@ from bench.catalog import catalog, catalog_text
 from bench.compare import compare as compare_submissions
 from bench.compare import comparison_text
 from bench.contribute import check_contribution, contribution
+from bench.distributed import launcher, leave, world
 from bench.engine import Request, Run, execute, prepare
 from bench.errors import UsageError
 from bench.plan import Unit
 from bench.records import Row, dumps
+from bench.report.cases import run_tables
 from bench.report.collect import Found
 from bench.report.findings import findings
 from bench.report.render import text_table
-from bench.report.tables import run_tables
 from bench.report.write import FORMATS, write_report
 from bench.schema import schema_text
 from bench.store import BadFile, read_submission
-from bench.validate import validate_path
+from bench.validate import taken_on_trust, validate_path
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Reproducibility benchmark for low-precision attention.")  # fmt: skip
@@ -66,6 +69,9 @@ class ProgressBar:
     def started(self, unit: Unit) -> None:
         self.bar.update(self.task, description=f"{unit.case} {unit.kernel}")
 
+    def said(self, text: str) -> None:
+        self.bar.console.print(text)
+
     def finished(self, unit: Unit, row: Row) -> None:
         self.done += 1
         self.bar.advance(self.task)
@@ -86,6 +92,9 @@ def run(
     unit: Annotated[
         str | None, typer.Option(help="Only the unit of this id (the page shows it).")
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="key=value of a parameter or option; repeatable.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is already in the file.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Units side by side.")] = 1,
     contribute: Annotated[
@@ -95,7 +104,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Measure what a config asks for, writing the result file after every unit."""
-    request = Request(config, results, backend, kernel, case, unit, force, jobs)
+    request = Request(config, results, backend, kernel, case, unit, only or (), force, jobs)
     if contribute:
         check_contribution(request)
     planned = prepare(request)
@@ -105,7 +114,7 @@ def run(
         return
     _terminate_like_ctrl_c()
     watcher = ProgressBar(planned)
-    command = " ".join(["python runner.py run", *_arguments(request)])
+    command = " ".join([launcher(), "runner.py run", *_arguments(request)])
     try:
         with watcher.bar:
             execute(planned, request, watcher)
@@ -113,7 +122,9 @@ def run(
         kept = len(planned.selected_rows())
         say(f"\nstopped: {kept} of {len(planned.units)} units are in {planned.path}")
         say(f"resume with: {command}")
+        leave()
         raise typer.Exit(130) from None
+    leave()
     for note in planned.notes:
         say(f"note: {note}")
     _print_run(planned, as_json)
@@ -149,6 +160,9 @@ def validate(
             print(f"{file}: {'ok' if not problems else f'{len(problems)} problems'}")
             for problem in problems:
                 print(f"  {problem}")
+            if not problems:
+                for note in taken_on_trust(Path(file)):
+                    say(f"note: {file}: {note}")
     raise typer.Exit(1 if any(found.values()) else 0)
 
 
@@ -236,6 +250,8 @@ def _arguments(request: Request) -> list[str]:
             arguments += [f"--{flag}", f"'{pattern}'"]
     if request.unit is not None:
         arguments += ["--unit", request.unit]
+    for condition in request.only:
+        arguments += ["--only", condition]
     return arguments
 
 
@@ -249,11 +265,17 @@ def _terminate_like_ctrl_c() -> None:
 
 
 def main() -> None:
-    """Usage errors are one line on stderr and exit code 2."""
+    """Usage errors are one line on stderr and exit code 2. Of a torchrun's processes one speaks."""
+    if not world().is_main:
+        messages.quiet = True
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if world().is_main:
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            time.sleep(1)  # torchrun ends all processes once one has ended: rank 0 speaks first
         sys.exit(2)
     except typer.Abort:
         sys.exit(130)
@@ -263,7 +285,7 @@ def main() -> None:
     except Exception as error:  # typer's own errors: a wrong command, flag or argument
         if not hasattr(error, "format_message"):
             raise
-        if message := error.format_message():
+        if (message := error.format_message()) and world().is_main:
             print(f"error: {message} (see --help)", file=sys.stderr)
         sys.exit(2)
 

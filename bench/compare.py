@@ -13,7 +13,7 @@ from bench.records import Row, Submission
 from bench.report.tables import cell_text, headline, point_label, varying
 
 # The order of computation: the first stage that differs is where two machines part.
-STAGES = ("inputs", "o", "lse", "dq", "dk", "dv")
+STAGES = ("inputs", "weights", "batches", "o", "lse", "dq", "dk", "dv", "loss")
 KEY = ("case", "case_version", "kernel", "dtype", "params", "options", "seeds")
 
 

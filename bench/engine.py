@@ -6,11 +6,13 @@ and tests see the same run.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +21,7 @@ from pydantic import ValidationError
 
 from backends import BACKENDS
 from backends.base import Backend, Kernel, Unsupported
+from bench import distributed
 from bench.config import Config, explain, read_config, sha256_text
 from bench.errors import UsageError
 from bench.machine import describe_machine, volatile_facts
@@ -39,7 +42,16 @@ from bench.records import (
 from bench.registry import load_backend, load_case, unavailable_reason
 from bench.side_by_side import may_share, measure_side_by_side
 from bench.source import describe_suite
-from bench.store import BadFile, locked, prepare_directory, read_submission, set_aside, write_text
+from bench.store import (
+    BadFile,
+    locked,
+    prepare_directory,
+    read_submission,
+    retire,
+    set_aside,
+    write_text,
+)
+from cases.base import Case, LongCase, Measurement, Workspace
 
 VOLATILE_EVERY_S = 30
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -55,6 +67,7 @@ class Request:
     kernel: str | None = None
     case: str | None = None
     unit: str | None = None  # id of one unit
+    only: Sequence[str] = ()  # key=value of a parameter or option
     force: bool = False
     jobs: int = 1  # units side by side
 
@@ -82,16 +95,27 @@ class Run:
     def selected_rows(self) -> list[Row]:
         return [self.rows[unit.key] for unit in self.units if unit.key in self.rows]
 
+    def work_folder(self, unit: Unit) -> Path:
+        """Where a long unit keeps its checkpoints; hidden, beside the result file."""
+        name = f"{unit.kernel}-{unit.dtype}".replace("/", "-")
+        key = hashlib.sha256(unit.key.encode()).hexdigest()[:8]
+        return self.path.parent / f".{self.config.name}.work" / f"{name}-{key}"
+
 
 class Watcher(Protocol):
     """Told about every unit; a progress bar, a log, a test."""
 
     def started(self, unit: Unit) -> None: ...
     def finished(self, unit: Unit, row: Row) -> None: ...
+    def said(self, text: str) -> None: ...  # progress inside a long unit
 
 
 def prepare(request: Request) -> Run:
-    """Read the config and plan the run; nothing is written. Raises UsageError."""
+    """Read the config and plan the run; nothing is written. Raises UsageError.
+
+    Under torchrun every process plans; they meet here first, so that each has its own device.
+    """
+    distributed.join()
     config, text = read_config(request.config)
     for problem in personal(text, "the text"):
         raise UsageError(f"{request.config}: {problem}; it would be copied into the result file")
@@ -100,30 +124,32 @@ def prepare(request: Request) -> Run:
         offered = offered_kernels(backends)
         plan = make_plan(config, offered)
         _check_options(plan, backends)
+        units = filter_units(
+            plan, request.backend, request.kernel, request.case, request.only, request.unit
+        )
+        distributed.together(lambda: _check_long(units))
     except UsageError as error:
         raise UsageError(f"{request.config}: {error}") from error
     used = {unit.backend for unit in plan}
     backends = [backend for backend in backends if backend.name in used]
     machine = describe_machine(backends)
-    units = filter_units(plan, request.backend, request.kernel, request.case, request.unit)
     path = request.results / machine.slug / f"{config.name}.json"
     return Run(config, text, backends, machine, offered, plan, units, path)
 
 
 def execute(run: Run, request: Request, watcher: Watcher) -> None:
     """Measure what is left of `run`, writing the file after every unit."""
+    if not distributed.world().is_main:
+        _follow(run)
+        return
     prepare_directory(run.path.parent)
     with locked(run.path):
         _resume(run, request.force)
-        kernels = {
-            (backend.name, name): kernel
-            for backend in run.backends
-            for name, kernel in backend.kernels().items()
-        }
         by_name = {backend.name: backend for backend in run.backends}
         writer = _Writer(run)
         writer.write()
         todo = run.todo
+        distributed.from_main([unit.key for unit in todo])
         if request.jobs > 1:
             shared, todo = [u for u in todo if may_share(u)], [u for u in todo if not may_share(u)]
             with closing(measure_side_by_side(shared, request.jobs, measure_by_name)) as rows:
@@ -133,10 +159,34 @@ def execute(run: Run, request: Request, watcher: Watcher) -> None:
                     watcher.finished(unit, row)
         for unit in todo:
             watcher.started(unit)
-            kernel = kernels[unit.backend, unit.kernel]
-            row = run_unit(unit, kernel, by_name[unit.backend])
+            folder = run.work_folder(unit)
+            backend = by_name[unit.backend]
+            row = run_unit(
+                unit, backend.kernels()[unit.kernel], backend, Workspace(folder, watcher.said)
+            )
             writer.add(unit, row)
+            if row.status == "ok":
+                retire(folder)
             watcher.finished(unit, row)
+            if row.status == "error" and distributed.world().size > 1:
+                run.notes.append("stopped at a failed unit: the processes are no longer in step")
+                break
+
+
+def _follow(run: Run) -> None:
+    """What the other processes of a torchrun do: the same units, writing nothing.
+
+    A unit that fails here alone ends this process, and torchrun then ends the others.
+    """
+    keys = distributed.from_main([""])
+    by_name = {backend.name: backend for backend in run.backends}
+    by_key = {unit.key: unit for unit in run.plan}
+    for unit in (by_key[key] for key in keys):
+        backend = by_name[unit.backend]
+        workspace = Workspace(run.work_folder(unit), lambda text: None)
+        row = run_unit(unit, backend.kernels()[unit.kernel], backend, workspace)
+        if row.status == "error":
+            raise RuntimeError(f"rank {distributed.world().rank}: {unit.kernel}: {row.reason}")
 
 
 def measure_by_name(unit: Unit) -> Row:
@@ -145,8 +195,11 @@ def measure_by_name(unit: Unit) -> Row:
     return run_unit(unit, backend.kernels()[unit.kernel], backend)
 
 
-def run_unit(unit: Unit, kernel: Kernel, backend: Backend) -> Row:
-    """Measure one unit. What the kernel or case cannot do, and what fails, becomes a row too."""
+def run_unit(
+    unit: Unit, kernel: Kernel, backend: Backend, workspace: Workspace | None = None
+) -> Row:
+    """Measure one unit. What the kernel or case cannot do, and what fails, becomes a row too; bad input
+    to a long case is the user's, and raises UsageError."""
     case = load_case(unit.case)
     dtype = DTYPES[unit.dtype]
     fields: dict[str, Any] = {name: getattr(unit, name) for name in KEY_FIELDS}
@@ -157,7 +210,7 @@ def run_unit(unit: Unit, kernel: Kernel, backend: Backend) -> Row:
         configured = kernel.configure(**unit.options)
         params = case.Params.model_validate(unit.params)
         with backend.deterministic():
-            found = case.run(configured, backend, params, dtype, unit.seeds)
+            found = _measure(case, workspace)(configured, backend, params, dtype, unit.seeds)
             backend.synchronize()
         fields |= {
             "status": "ok",
@@ -165,13 +218,22 @@ def run_unit(unit: Unit, kernel: Kernel, backend: Backend) -> Row:
             "metrics": found.metrics,
             "digests": found.digests,
             "series": {name: thin(curve) for name, curve in found.series.items()},
-            "launch": configured.launch_facts(),
+            "launch": configured.launch_facts() | found.facts,
         }
     except Unsupported as reason:
         fields |= {"status": "unsupported", "reason": scrub(str(reason))[:500]}
+    except UsageError:  # about a file that a long case was given
+        raise
     except Exception as error:  # a kernel may fail in any way; the run goes on
         fields |= {"status": "error", "reason": _one_line(error)}
     return Row(**fields, wall_s=round(time.perf_counter() - start, 4))
+
+
+def _measure(case: Case, workspace: Workspace | None) -> Callable[..., Measurement]:
+    """The case's own way to run: in a workspace where it wants one and there is one."""
+    if isinstance(case, LongCase) and workspace is not None:
+        return partial(case.run_in, workspace)
+    return case.run
 
 
 def _one_line(error: Exception) -> str:
@@ -217,6 +279,20 @@ def _check_options(plan: Sequence[Unit], backends: Sequence[Backend]) -> None:
         except ValidationError as error:
             problem = explain(error, type(kernel.options))
             raise UsageError(f"options.{problem} ({unit.kernel})") from error
+
+
+def _check_long(units: Sequence[Unit]) -> None:
+    """Let long cases refuse bad input before anything runs, and torchrun what has no use for it."""
+    several = distributed.world().size > 1
+    for unit in units:
+        case = load_case(unit.case)
+        if isinstance(case, LongCase):
+            case.check(case.Params.model_validate(unit.params), unit.seeds)
+        elif several:
+            raise UsageError(
+                f"{unit.case} runs in one process; start it without torchrun, or pick the cases that "
+                "train on several with --case"
+            )
 
 
 def _backend_names(wanted: list[str]) -> list[str]:

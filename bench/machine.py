@@ -17,6 +17,7 @@ from typing import Any
 import cpuinfo
 
 from backends.base import Backend
+from bench.distributed import facts as distributed_facts
 from bench.records import Machine
 
 # Instruction sets that change which matrix or exp code a library picks.
@@ -70,7 +71,8 @@ def versions() -> dict[str, str | None]:
 
 def describe_machine(backends: Sequence[Backend]) -> Machine:
     """The identity of this machine with the backends used."""
-    facts = {backend.name: dict(backend.facts().identity) for backend in backends}
+    several = distributed_facts()  # more processes are another machine: sums in another order
+    facts = {backend.name: dict(backend.facts().identity) | several for backend in backends}
     return Machine(
         slug=slug_of(facts), cpu=cpu_facts(), os=os_facts(), versions=versions(), backends=facts
     )

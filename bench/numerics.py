@@ -128,7 +128,8 @@ def round_to_format(
 _PHILOX_M = (0xD2511F53, 0xCD9E8D57)
 _PHILOX_W = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
-_PHILOX_CHUNK = 1 << 15  # elements at a time: ten rounds of temporaries stay in the cache
+_PHILOX_CHUNK = 1 << 15  # elements at a time: ten rounds of temporaries stay in a CPU's cache
+_PHILOX_CHUNK_DEVICE = 1 << 24  # where a launch costs more than memory
 
 
 def _mul_hi_lo(a: Tensor, m: int) -> tuple[Tensor, Tensor]:
@@ -163,10 +164,11 @@ def philox_words(
     count = int(np.prod(shape))
     key = (seed & _MASK, (seed >> 32) & _MASK)
     words = torch.empty(count, dtype=torch.int64, device=device)
-    for start in range(0, count, _PHILOX_CHUNK):
-        index = torch.arange(start, min(start + _PHILOX_CHUNK, count), device=device)
+    chunk = _PHILOX_CHUNK if device.type == "cpu" else _PHILOX_CHUNK_DEVICE
+    for start in range(0, count, chunk):
+        index = torch.arange(start, min(start + chunk, count), device=device)
         counter = (index & _MASK, torch.full_like(index, stream), index >> 32, index * 0)
-        words[start : start + _PHILOX_CHUNK] = philox4x32(counter, key)[0]
+        words[start : start + chunk] = philox4x32(counter, key)[0]
     return words.reshape(tuple(shape))
 
 

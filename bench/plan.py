@@ -74,7 +74,7 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
                 )
             try:
                 params_model = case.Params.model_validate(point)
-                full = params_model.model_dump()
+                full = params_model.recorded()
             except ValidationError as error:
                 raise UsageError(f"{where}.params: {explain(error, case.Params)}") from error
             if (values := case.values(params_model) * seeds) > MAX_VALUES:
@@ -96,14 +96,11 @@ def _patterns(config: Config) -> list[str]:
 
 
 def filter_units(
-    units: Iterable[Unit],
-    backend: str | None,
-    kernel: str | None,
-    case: str | None,
-    unit: str | None = None,
-) -> list[Unit]:
-    """The units that match every given glob, or the one with this id; UsageError names the filter
-    that leaves nothing."""
+    units: Iterable[Unit], backend: str | None, kernel: str | None, case: str | None,
+    only: Sequence[str] = (), unit: str | None = None,
+) -> list[Unit]:  # fmt: skip
+    """The units that match every given glob and every `key=value` of `only` (a parameter or an option), or
+    the one with the id `unit`; UsageError names the filter that leaves nothing."""
     left = list(units)
     if unit is not None:
         left = [item for item in left if unit_id(item) == unit]
@@ -116,7 +113,36 @@ def filter_units(
         left = [unit for unit in left if fnmatch.fnmatchcase(getattr(unit, flag), pattern)]
         if not left:
             raise UsageError(f"--{flag} '{pattern}' matches no unit{nearest(pattern, names)}")
+    for condition in only:
+        left = _only(left, condition)
     return left
+
+
+def _only(units: Sequence[Unit], condition: str) -> list[Unit]:
+    """The units whose parameter or option has one of the values of `key=value,value`."""
+    key, equals, values = condition.partition("=")
+    if not equals:
+        raise UsageError(f"--only '{condition}': expected key=value, as in seed=0")
+    having = [(u, (u.params | u.options)[key]) for u in units if key in u.params | u.options]
+    if not having:
+        known = {name for u in units for name in u.params | u.options}
+        raise UsageError(f"--only {key}: no unit has it{nearest(key, known)}")
+    wanted = values.split(",")
+    left = [unit for unit, value in having if any(_is(value, text) for text in wanted)]
+    if not left:
+        found = ", ".join(sorted({str(value) for _, value in having}))
+        raise UsageError(f"--only {condition}: no unit; the values are {found}")
+    return left
+
+
+def _is(value: Scalar, text: str) -> bool:
+    """Whether `text` writes `value`: numbers in any form, true and false in any case."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value).lower() == text.lower()
+    try:
+        return value == float(text)
+    except ValueError:
+        return False
 
 
 def _at(where: str, call: Callable[[], Any]) -> Any:

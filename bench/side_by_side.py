@@ -14,13 +14,15 @@ from contextlib import contextmanager
 
 from bench.plan import Unit
 from bench.records import Row
+from bench.registry import load_case
+from cases.base import LongCase
 
 Measure = Callable[[Unit], Row]
 
 
 def may_share(unit: Unit) -> bool:
-    """False for a unit whose result is a time."""
-    return not unit.case.startswith("speed/")
+    """False for a unit whose result is a time, and for one that keeps checkpoints and reports progress."""
+    return not (unit.case.startswith("speed/") or isinstance(load_case(unit.case), LongCase))
 
 
 def measure_side_by_side(

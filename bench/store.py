@@ -10,7 +10,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,16 @@ def _read_text(path: Path) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` atomically: the old or the new content is there at every moment."""
+    write_bytes(path, [text.encode()])
+
+
+def write_bytes(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Replace `path` atomically by the joined parts, and see them to the disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8", newline="\n") as handle:
-            handle.write(text)
+        with open(temporary, "wb") as handle:
+            for part in parts:
+                handle.write(part)
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)
@@ -127,6 +134,15 @@ def set_aside(path: Path, why: str) -> Path:
         number += 1
     os.rename(path, target)
     return target
+
+
+def retire(folder: Path) -> None:
+    """Rename the work folder of a finished unit to `<name>.done`, in place of an earlier one."""
+    if not folder.exists():
+        return
+    done = folder.with_name(f"{folder.name}.done")
+    shutil.rmtree(done, ignore_errors=True)
+    os.rename(folder, done)
 
 
 def prepare_directory(path: Path) -> None:

@@ -14,6 +14,8 @@ CASES: dict[str, str] = {
     "bias/low_rank": "cases.bias.low_rank:LowRank",
     "determinism/run_to_run": "cases.determinism.run_to_run:RunToRun",
     "determinism/batch_invariance": "cases.determinism.batch_invariance:BatchInvariance",
+    "crash/drift": "cases.crash.drift:Drift",
     "crash/ladder": "cases.crash.ladder:Ladder",
+    "crash/gpt2": "cases.crash.gpt2.case:Gpt2",
     "speed/attention": "cases.speed.attention:SpeedAttention",
 }

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,6 +33,17 @@ class CaseParams(BaseModel):
     """Base of a case's parameters; strict, so that a config's typo is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    added_later: ClassVar[frozenset[str]] = frozenset()  # parameters that older result files lack
+
+    def recorded(self) -> dict[str, Any]:
+        """What a row holds and is known by: a parameter added later only where it is not the default,
+        so that rows measured before it keep their key."""
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in self.model_dump().items()
+            if name not in self.added_later or value != fields[name].default
+        }
 
 
 class BiasParams(CaseParams):
@@ -47,6 +60,15 @@ class Measurement:
     metrics: Metrics
     digests: dict[str, str] = field(default_factory=dict)
     series: dict[str, list[float]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # how it was run; kept, never compared
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What a unit of hours gets: a folder of its own, kept if it is cut, and a way to say how far it is."""
+
+    folder: Path
+    say: Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -84,8 +106,31 @@ class Case(Protocol):
     ) -> Measurement:
         """Measure `kernel`. Raises `Unsupported` where the question does not apply."""
 
+    def external_inputs(self, params: CaseParams) -> list[str]:
+        """Input files outside the suite, by their names in the parameters; a row has their sha256."""
+
+    def recomputed_inputs(
+        self, params: CaseParams, dtype: torch.dtype, seeds: int, digests: dict[str, str]
+    ) -> str:
+        """`inputs_digest` for a reader without the external files: their sha256 comes from `digests`."""
+
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         """The finding in one word, from parameters and metrics alone."""
+
+
+@runtime_checkable
+class LongCase(Case, Protocol):
+    """A case that trains for hours: checked before anything runs, goes on where it was cut, and runs on
+    every process of a torchrun. Its UsageErrors end the run instead of becoming a row."""
+
+    def check(self, params: CaseParams, seeds: int) -> None:
+        """Refuse bad input that can be seen at once. Raises UsageError."""
+
+    def run_in(
+        self, workspace: Workspace, kernel: Kernel, backend: Backend, params: CaseParams,
+        dtype: torch.dtype, seeds: int,
+    ) -> Measurement:  # fmt: skip
+        """As `run`, going on from what an earlier, cut run left in the workspace."""
 
 
 class BaseCase:
@@ -126,6 +171,14 @@ class BaseCase:
     def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
         """sha256 that identifies the inputs of a row."""
         return _inputs(self, params, dtype, seeds)[1]
+
+    def external_inputs(self, params: CaseParams) -> list[str]:
+        return []
+
+    def recomputed_inputs(
+        self, params: CaseParams, dtype: torch.dtype, seeds: int, digests: dict[str, str]
+    ) -> str:
+        return self.inputs_digest(params, dtype, seeds)
 
 
 @lru_cache(maxsize=2)

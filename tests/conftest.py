@@ -36,6 +36,9 @@ class Quiet:
     def finished(self, unit: Unit, row: Row) -> None:
         pass
 
+    def said(self, text: str) -> None:
+        pass
+
 
 @pytest.fixture
 def tiny_config(tmp_path: Path) -> Path:

@@ -31,6 +31,9 @@ FORBIDDEN = {
 }
 
 
+CRASH_HELPERS = ("detector", "documents", "language", "model", "signals", "steps", "train")
+
+
 def imports_of(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -63,8 +66,12 @@ def test_case_is_registered_under_its_name_and_documented(name: str) -> None:
 
 def test_every_case_file_is_registered() -> None:
     modules = {target.partition(":")[0] for target in CASES.values()}
-    helpers = {"cases.base", "cases.sinks", "cases.determinism.problems"}
-    helpers |= {f"cases.crash.{name}" for name in ("detector", "language", "model", "train")}
+    helpers = {"cases.algorithms", "cases.base", "cases.sinks", "cases.determinism.problems"}
+    helpers |= {f"cases.crash.{name}" for name in CRASH_HELPERS}
+    helpers |= {
+        f"cases.crash.gpt2.{name}"
+        for name in ("batches", "checkpoint", "data", "loop", "optimizer", "progress", "signals")
+    }
     files = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in (ROOT / "cases").rglob("*.py")

@@ -5,11 +5,11 @@ Three storage policies say where values are rounded to the storage format:
 * `stored`: an eager low-precision implementation as analysed in arXiv 2510.04212: S, m, P̄, ℓ, the
   accumulator Ō and O are each rounded; ℓ is clamped at 1e-10.
 * `fused`: flash-attention kernels: P̄ is cast for P̄V, all else stays FP32, O is rounded once.
-* `ladder`: P̄, Ō and O are rounded and nothing else is, so that M mantissa bits act through them alone.
 
-All share flash attention's backward pass: P recomputed from S and LSE in FP32, dP and δ in FP32,
-P and dS cast to the storage format for their matrix products (not in `ladder`), FP32 accumulation.
-What a fix changes is in `fixes.py`. GQA folds the query heads of a group into rows: [B, Hkv, G·T, D].
+Both share flash attention's backward pass: P recomputed from S and LSE in FP32, dP and δ in FP32,
+P and dS cast to the storage format for their matrix products, FP32 accumulation. The third policy,
+`ladder`, is in `ladder.py`. What a fix changes is in `fixes.py`. GQA folds the query heads of a group
+into rows: [B, Hkv, G·T, D].
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from bench.numerics import FORMATS, philox_words, round_mantissa, round_to_forma
 
 CLAMP = 1e-10  # the smallest ℓ of the `stored` policy, before it is stored (FP16 makes it 0)
 _MASKED = float("-inf")
-_REDRAWN = 2**31  # the stream of the second draw; tiles count up from 1
 
 Policy = Literal["stored", "fused", "ladder"]
 
@@ -43,6 +42,7 @@ class Spec:
     mantissa_bits: int | None = None  # of the storage format; None = the input dtype's own
     rounding: Literal["rne", "toward_zero"] = "rne"  # of Ō and O
     seed: int = 0  # of stochastic rounding
+    compiled: bool = False  # `ladder`: elementwise parts by torch.compile
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,13 @@ class Storage:
         self.bits = own if spec.mantissa_bits is None else spec.mantissa_bits
         if not 1 <= self.bits <= own:
             raise ValueError(f"mantissa_bits: {self.bits} does not fit {dtype} (1 to {own})")
-        self.is_own_format = self.bits == own
+        # A compiler drops a cast to the format and back, so compiled parts round by the bits instead.
+        self.by_cast = self.bits == own and not spec.compiled
         self.format = replace(FORMATS[dtype], mantissa_bits=self.bits)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Nearest-even."""
-        return (x if self.is_own_format else round_mantissa(x, self.bits)).to(self.dtype).float()
-
-    def operand(self, x: Tensor) -> Tensor:
-        """P and dS of the backward pass, and the residual: nearest-even, unrounded in `ladder`."""
-        return x if self.spec.policy == "ladder" else self(x)
+        return (x if self.by_cast else round_mantissa(x, self.bits)).to(self.dtype).float()
 
     def output(self, x: Tensor, stream: int) -> Tensor:
         """Ō and O: by the spec's rounding. `stream` keeps the random words of two uses apart."""
@@ -139,7 +136,6 @@ def eager_forward(
     shift = values.new_full((*rows, 1), _MASKED)  # m
     total = values.new_zeros(*rows, 1)  # ℓ
     exact_acc, exact_total, cast_total = acc, total, total  # kept in FP32, for the fixes
-    pure_acc = acc  # with P̄ unrounded too, for the fix that asks for it
     fired = []
     for tile, keys in enumerate(_tiles(k.shape[2], spec.tile)):
         s = scores(keys)
@@ -153,8 +149,6 @@ def eager_forward(
         correction = torch.exp(shift - safe)
         pv = p_cast @ values[:, :, keys]  # FP32 accumulation
         exact_acc = correction * exact_acc + pv
-        if fix.delta == "mirrored":
-            pure_acc = correction * pure_acc + p @ values[:, :, keys]
         exact_total = correction * exact_total + p.sum(-1, keepdim=True)
         cast_total = correction * cast_total + p_cast.sum(-1, keepdim=True)
         acc = exact_acc if fused else storage.output(correction * acc + pv, stream=tile + 1)
@@ -173,11 +167,9 @@ def eager_forward(
         normalizer = total
     o = storage.output(acc / normalizer.masked_fill(dead, 1.0), stream=0)
     residual = None
-    if fix.delta not in ("stored_o", "dp") or fix.output == "unrounded":
-        unrounded = pure_acc if fix.delta == "mirrored" else exact_acc
-        o, residual = _separate(fix, o, unrounded, exact_total.masked_fill(dead, 1.0), storage)
-    if residual is not None:
-        residual = residual.to(q.dtype).reshape(q.shape[:3] + v.shape[-1:])
+    if fix.delta == "residual":
+        exact = exact_acc / exact_total.masked_fill(dead, 1.0)
+        residual = storage(exact - o).to(q.dtype).reshape(q.shape[:3] + v.shape[-1:])
     lse = shift + total.log()
     return EagerForward(
         o=o.to(q.dtype).reshape(q.shape[:3] + v.shape[-1:]),
@@ -185,27 +177,6 @@ def eager_forward(
         residual=residual,
         fired=torch.cat(fired, -1).reshape(*q.shape[:3], len(fired)),
     )
-
-
-def _separate(
-    fix: Fix, rounded: Tensor, acc: Tensor, total: Tensor, storage: Storage
-) -> tuple[Tensor, Tensor | None]:
-    """The output, and what δ takes for O minus that output, where the two differ.
-
-    `rounded` is the stock output, `acc` and `total` the unrounded Ō and ℓ; all FP32, [B, Hkv, G·T, ...].
-    """
-    exact = acc / total
-    o = exact if fix.output == "unrounded" else rounded
-    if fix.delta == "residual":
-        return o, storage.operand(exact - o)
-    if fix.delta == "rounded":
-        return o, rounded - o
-    if fix.delta == "redrawn":
-        again = storage.output(acc, stream=_REDRAWN + 1)
-        return o, storage.output(again / total, stream=_REDRAWN) - o
-    if fix.delta in ("flipped", "mirrored"):
-        return o, 2 * (exact - o)  # o = exact + e, and exact − e is wanted
-    return o, None
 
 
 def eager_backward(
@@ -237,8 +208,8 @@ def eager_backward(
     for keys in tiles:
         p = torch.exp(scores(keys) - lse)  # [B, Hkv, G·T, tile]
         dp = grad @ values[:, :, keys].mT
-        ds = storage.operand(p * (dp - delta))
-        dv[:, :, keys] = storage.operand(p).mT @ grad
+        ds = storage(p * (dp - delta))
+        dv[:, :, keys] = storage(p).mT @ grad
         dk[:, :, keys] = scale * (ds.mT @ scores.q)
         dq += scale * (ds @ scores.k[:, :, keys])
     return dq.reshape(q.shape).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)

@@ -11,10 +11,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions
+from backends.base import Forward, KernelOptions, Unsupported
 from backends.kernels.checks import check_qkv
 from backends.kernels.eager import EagerAttention, Policy, Spec, default_scale, eager_forward
 from backends.kernels.fixes import ABLATIONS, FIXES
+from backends.kernels.ladder import LadderAttention, ladder_forward
 
 MAX_HEAD_DIM = 256
 DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
@@ -30,6 +31,7 @@ class EagerOptions(KernelOptions):
     mantissa_bits: Annotated[int, Field(ge=1, le=23)] | None = None  # None = the dtype's own
     rounding: Literal["rne", "toward_zero"] = "rne"  # of the accumulator and the output
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of stochastic rounding
+    compiled: bool = False  # elementwise parts by torch.compile: faster, other last bits
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,11 @@ class EagerKernel:
 
     @property
     def option_names(self) -> frozenset[str]:
-        names = {"tile", "mantissa_bits"}
-        fix = ALL_FIXES[self.fix]
+        names, fix = {"mantissa_bits"}, ALL_FIXES[self.fix]
+        if self.policy != "ladder":
+            names.add("tile")
+        elif not fix.stochastic:  # whose random words are made outside of any compiled part
+            names.add("compiled")
         if fix.shift == "repeated":
             names |= {"beta", "tol"}
         return frozenset(names | ({"seed"} if fix.stochastic else {"rounding"}))
@@ -61,26 +66,36 @@ class EagerKernel:
     def spec(self) -> Spec:
         return Spec(self.policy, ALL_FIXES[self.fix], **self.options.model_dump())
 
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        if self.options.compiled and q.dtype == torch.float16:  # see `Storage.by_cast`
+            raise Unsupported("compiled: takes bfloat16 and float32; float16's range would be lost")
+
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Tensor:
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
-        return EagerAttention.apply(q, k, v, causal, default_scale(q, scale), self.spec)
+        self._check(q, k, v)
+        function = LadderAttention if self.policy == "ladder" else EagerAttention
+        with torch.autocast(q.device.type, enabled=False):  # or FP32 products would be cast
+            return function.apply(q, k, v, causal, default_scale(q, scale), self.spec)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Forward:
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
-        result = eager_forward(q, k, v, causal, default_scale(q, scale), self.spec)
+        self._check(q, k, v)
+        run = ladder_forward if self.policy == "ladder" else eager_forward
+        result = run(q, k, v, causal, default_scale(q, scale), self.spec)
         return Forward(result.o, result.lse)
 
     def launch_facts(self) -> dict[str, Any]:
+        if self.policy == "ladder":
+            elementwise = "compiled" if self.options.compiled else "eager"
+            return {"tile_keys": "whole", "matmul": "fp32 sums", "elementwise": elementwise}
         return {"tile_keys": self.options.tile or "whole", "matmul": "fp32", "exp": "fp32"}
 
 
 def eager_kernels() -> dict[str, EagerKernel]:
-    """Every policy with every fix; the ladder (FP32, untiled) with the ablations too."""
+    """Every policy with every fix; the ladder (untiled) with the ablations too."""
     kernels = [EagerKernel(policy, fix) for policy in ("stored", "fused") for fix in FIXES]
-    ladder, fp32 = EagerOptions(tile=0), frozenset({torch.float32})
-    kernels += [EagerKernel("ladder", fix, ladder, fp32) for fix in ALL_FIXES]
+    kernels += [EagerKernel("ladder", fix, EagerOptions(tile=0)) for fix in ALL_FIXES]
     return {kernel.name: kernel for kernel in kernels}

@@ -16,6 +16,9 @@ from backends.kernels.checks import check_qkv
 from backends.kernels.closed import FLOATS, MAX_HEAD_DIM, ClosedKernel
 
 MAX_VARIANTS = 7  # of torch.compile's limit of 8
+# The fused kernel that training uses. Left to itself, torch takes its decoding kernel for fewer than
+# 128 queries and then finds no launch shape for some of them (127, grouped heads; torch 2.11).
+KERNEL_OPTIONS = {"BACKEND": "TRITON"}
 _compiled_for: set[Hashable] = set()
 
 
@@ -60,8 +63,9 @@ class FlexKernel(ClosedKernel):
         grad = torch.is_grad_enabled() and q.requires_grad
         variant = (q.shape, k.shape, q.dtype, causal, scale, return_lse, grad)
         return _compiled(variant)(
-            q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped, return_lse=return_lse
-        )
+            q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped, return_lse=return_lse,
+            kernel_options=KERNEL_OPTIONS,
+        )  # fmt: skip
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
@@ -75,7 +79,8 @@ class FlexKernel(ClosedKernel):
             return Forward(*self._run(q, k, v, causal, scale, return_lse=True))
 
     def launch_facts(self) -> dict[str, Any]:
-        return {"library": f"torch {torch.__version__} inductor", "tile_keys": "not exposed"}
+        library = f"torch {torch.__version__} inductor"
+        return {"library": library, "tile_keys": "not exposed", **KERNEL_OPTIONS}
 
 
 def flex_kernels() -> dict[str, FlexKernel]:

@@ -9,7 +9,10 @@ needs an NVIDIA GPU of capability 8.0 or newer (or Triton's interpreter, for tes
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import lru_cache
 
@@ -125,6 +128,28 @@ def check_device(q: Tensor) -> None:
 # --------------------------------------------------------------------------------------- launches
 
 
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def _launching_on(device: torch.device) -> Iterator[None]:
+    """Triton launches on the current device, whatever device its arguments live on.
+
+    It also encodes tensor descriptors through the driver, which fails in a thread that has no device
+    context yet: a backward pass runs in a thread of autograd's, and memory from PyTorch's cache needs
+    none. So every thread's first launch is preceded by a call that binds one.
+    """
+    if device.type != "cuda":  # Triton's interpreter
+        yield
+        return
+    with torch.cuda.device(device):
+        bound = _thread.__dict__.setdefault("bound", set())
+        if device not in bound:
+            torch.zeros((), device=device)
+            bound.add(device)
+        yield
+
+
 def _addressable(x: Tensor) -> Tensor:
     """x, or a contiguous copy if a tensor descriptor can't address its layout.
 
@@ -198,12 +223,13 @@ def _launch_forward(
     if o.numel() == 0:
         return o, lse, residual, fired
     o_argument = _argument(o, tile.block_m)
-    forward_kernel[(triton.cdiv(len_q, tile.block_m) * batch * heads,)](
-        _argument(q, tile.block_m), _argument(k, tile.block_n), _argument(v, tile.block_n),
-        o_argument, _argument(residual, tile.block_m) if switches["RESIDUAL"] else o_argument,
-        lse, fired, heads, heads // k.shape[1], len_q, k.shape[2], scale, beta, tol, seed,
-        CAUSAL=causal, TRACE=trace, **switches, **_options(tile, q),
-    )  # fmt: skip
+    with _launching_on(q.device):
+        forward_kernel[(triton.cdiv(len_q, tile.block_m) * batch * heads,)](
+            _argument(q, tile.block_m), _argument(k, tile.block_n), _argument(v, tile.block_n),
+            o_argument, _argument(residual, tile.block_m) if switches["RESIDUAL"] else o_argument,
+            lse, fired, heads, heads // k.shape[1], len_q, k.shape[2], scale, beta, tol, seed,
+            CAUSAL=causal, TRACE=trace, **switches, **_options(tile, q),
+        )  # fmt: skip
     return o, lse, residual, fired
 
 
@@ -252,10 +278,11 @@ def _launch_backward(
         dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         return dq, dk, dv
     do, q, k, v = map(_addressable, (do, q, k, v))
-    dq, lse_log2, delta = _launch_dq(
-        do, q, k, v, o, lse, residual, causal, scale, fix, config.dq
-    )  # fmt: skip
-    return dq, *_launch_dkdv(do, q, k, v, lse_log2, delta, causal, scale, config.dkdv)
+    with _launching_on(q.device):
+        dq, lse_log2, delta = _launch_dq(
+            do, q, k, v, o, lse, residual, causal, scale, fix, config.dq
+        )  # fmt: skip
+        return dq, *_launch_dkdv(do, q, k, v, lse_log2, delta, causal, scale, config.dkdv)
 
 
 # ---------------------------------------------------------------------- torch.library and autograd

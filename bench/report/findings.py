@@ -14,7 +14,9 @@ def findings(rows: Sequence[Row]) -> list[str]:
     for backend in backends:
         measured = [row for row in rows if row.status == "ok" and row.backend == backend]
         prefix = f"{backend}: " if len(backends) > 1 else ""
-        parts = (_bias(measured), _leak(measured), _range(measured), _crash(measured))
+        parts = (
+            _bias(measured), _leak(measured), _range(measured), _drift(measured), _crash(measured),
+        )  # fmt: skip
         lines += [prefix + line for part in parts for line in part]
     return lines
 
@@ -23,6 +25,7 @@ NEEDED = {
     "bias/tie_break": "aligned_ulp_mean",
     "bias/leak": "true_dq_abs_mean",
     "bias/shift_range": "row_max_limit",
+    "crash/drift": "drift_mean",
 }
 
 
@@ -98,6 +101,30 @@ def _range(rows: Sequence[Row]) -> list[str]:
         for row in points if "beta" in row.options
     ]  # fmt: skip
     return ["Largest row maximum with a right result: " + ", ".join(parts) + "."] if parts else []
+
+
+def _drift(rows: Sequence[Row]) -> list[str]:
+    """`crash/drift` at its default point: who moves the planted channel, and how fast."""
+    points = _of(
+        rows, "crash/drift", repeats=2, gap=12.0, values="fresh", other_values="same_sign", eps=2.0**-13
+    )  # fmt: skip
+    if not points:
+        return []
+    groups = []
+    for verdict in dict.fromkeys(
+        ("drifts", "creeps", "wanders", "holds", *(row.verdict for row in points))
+    ):
+        shown = [
+            row.kernel + ("" if verdict == "holds" else f" ({row.metrics['drift_mean']:+.2f})")
+            for row in points if row.verdict == verdict
+        ]  # fmt: skip
+        if shown:
+            groups.append(f"{verdict}: {', '.join(shown)}")
+    fp32 = points[0].metrics["fp32_drift_abs_mean"]
+    return [
+        "Drift of W_Q where the exact gradient is 0, learning rates a step "
+        f"(FP32: {fp32:.0e}): " + "; ".join(groups) + "."
+    ]
 
 
 def _crash(rows: Sequence[Row]) -> list[str]:

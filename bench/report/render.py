@@ -9,6 +9,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.report.answers import answer_table
+from bench.report.cases import is_timed, tables_of
 from bench.report.collect import Found, Loaded, all_rows
 from bench.report.current import Current, current
 from bench.report.export import csv_report, json_report
@@ -17,7 +18,6 @@ from bench.report.tables import (
     Cell,
     Table,
     awaited,
-    case_table,
     digest_table,
     is_fine,
     summary_table,
@@ -70,6 +70,10 @@ def terminal_report(now: Current) -> str:
     digests = digest_table(found)
     if digests.rows:
         parts.append(text_table(digests))
+    timed = dict.fromkeys((f.machine, f.file, f.row.case) for f in found if is_timed(f.row.case))
+    for machine, file, case in timed:
+        own = [f for f in found if (f.machine, f.file, f.row.case) == (machine, file, case)]
+        parts += [text_table(table) for table in tables_of(case, own, machine)]
     if missing := awaited(found):
         parts.append("Awaiting submission: " + ", ".join(missing))
     parts += _set_apart(now)
@@ -121,13 +125,12 @@ def markdown_report(loaded: list[Loaded], now: Current, base: Path) -> str:
         for item in loaded:
             chosen = [f for f in found if f.loaded is item and f.row.case == case]
             if chosen:
-                table = case_table(case, chosen, item.machine)
-                out += [
-                    f"### {item.machine}, {item.path.stem}",
-                    "",
-                    markdown_table(table, base),
-                    "",
-                ]
+                out += [f"### {item.machine}, {item.path.stem}", ""]
+                tables = tables_of(case, chosen, item.machine)
+                for table in tables:
+                    if len(tables) > 1:
+                        out += [f"**{_escape(table.title)}**", ""]
+                    out += [markdown_table(table, base), ""]
     return "\n".join(out)
 
 

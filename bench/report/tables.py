@@ -67,8 +67,8 @@ def point(row: Row) -> dict[str, object]:
 
 
 def is_fine(verdict: str) -> bool:
-    """`pass`, `stable@1500`, `measured`, or no verdict at all."""
-    return verdict.partition("@")[0] in ("", "pass", "stable", "measured")
+    """`pass`, `holds`, `stable@1500`, `measured`, or no verdict at all."""
+    return verdict.partition("@")[0] in ("", "pass", "holds", "stable", "measured")
 
 
 def varying(rows: Sequence[Row]) -> list[str]:
@@ -124,28 +124,6 @@ def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
     if shown:
         note += f" Cells: {shown.label}; verdict."
     return Table(f"{case} · {machine}", note, columns, list(grid.items()))
-
-
-def run_tables(found: Sequence[Found], machine: str) -> list[Table]:
-    """What a run shows at its end: one table if the points of all cases fit side by side."""
-    tables = [
-        case_table(case, [f for f in found if f.row.case == case], machine)
-        for case in dict.fromkeys(f.row.case for f in found)
-    ]
-    if sum(len(t.columns) for t in tables) > 6:
-        return tables
-    labels = list(dict.fromkeys(label for t in tables for label, _ in t.rows))
-    columns = [
-        f"{t.title.split(' · ')[0]} {c}".removesuffix(" all") for t in tables for c in t.columns
-    ]
-    merged = Table(f"bias and leak · {machine}", "", columns)
-    merged.title = f"{', '.join(t.title.split(' · ')[0] for t in tables)} · {machine}"
-    for label in labels:
-        cells: list[Cell | None] = []
-        for t in tables:
-            cells += dict(t.rows).get(label, [None] * len(t.columns))
-        merged.rows.append((label, cells))
-    return [merged]
 
 
 def summary_table(found: Sequence[Found]) -> Table:

@@ -3,6 +3,7 @@
     python -m bench.speed.attention_in_turns                 # three shapes, every fix, about a minute
     python -m bench.speed.attention_in_turns --out speed.json
     python -m bench.speed.attention_in_turns --shape 4,8,4096,256 --kernel "triton/stab*"
+    python -m bench.speed.attention_in_turns --host          # what a call costs the host
 
 Every call is timed alone with device events, after the L2 cache was overwritten and while the
 device is held busy, so that neither a warm cache nor the host's launch time counts. Kernels take
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable
 from fnmatch import fnmatch
 from functools import partial
@@ -66,6 +68,34 @@ def attention(name: str) -> Callable:
         return vendor
     fix = name.removeprefix("triton/")
     return lambda q, k, v: triton_attention(q, k, v, causal=True, fix=fix)
+
+
+def host_ms(names: list[str], calls: int = 300) -> dict[str, dict[str, float]]:
+    """name -> {forward, both: ms a call} of a problem so small that the host is all that counts."""
+    q, k, v, do = (torch.randn(1, 2, 128, 64, device="cuda").bfloat16() for _ in range(4))
+    for x in (q, k, v):
+        x.requires_grad_()
+
+    def forward(run: Callable) -> None:
+        with torch.no_grad():
+            run(q, k, v)
+
+    def both(run: Callable) -> None:
+        torch.autograd.grad(run(q, k, v), (q, k, v), do)
+
+    times: dict[str, dict[str, float]] = {}
+    for name in names:
+        times[name] = {}
+        for part, run in (("forward", forward), ("both", both)):
+            for _ in range(10):
+                run(attention(name))
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                run(attention(name))
+            torch.cuda.synchronize()
+            times[name][part] = round((time.perf_counter() - start) / calls * 1e3, 4)
+    return times
 
 
 def peak_mib(run: Callable[[], object]) -> float:
@@ -152,6 +182,9 @@ def main() -> None:
     parser.add_argument("--out", help="write every row to this JSON file")
     parser.add_argument("--shape", action="append", help="B,H,T,D; repeatable")
     parser.add_argument("--kernel", action="append", help="names to time, globs; repeatable")
+    parser.add_argument(
+        "--host", action="store_true", help="time the host alone, on a tiny problem"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=8, help="timed calls a round")
     args = parser.parse_args()
@@ -162,6 +195,9 @@ def main() -> None:
         for name in (*VENDORS, *(f"triton/{fix}" for fix in FIXES))
         if name in REFERENCES or any(fnmatch(name, pattern) for pattern in patterns)
     ]
+    if args.host:
+        print(json.dumps(host_ms(names), indent=1))
+        return
     rows = []
     print("device:", torch.cuda.get_device_name(), "torch", torch.__version__)
     for shape in shapes:

@@ -4,44 +4,68 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Annotated
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from backends.base import Backend, Kernel, Unsupported
 from bench.inputs import digest, tensor_bytes
+from bench.numerics import FORMATS
+from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
+from cases.crash.documents import documents
 from cases.crash.language import tokens
 from cases.crash.model import Size, fresh_model, initial_weights
-from cases.crash.train import (
-    LEAK_WINDOW,
-    Log,
-    Recipe,
-    batch_offsets,
-    one_thread,
-    spectral_norms,
-    train,
-)  # fmt: skip
+from cases.crash.signals import draws
+from cases.crash.steps import Recipe
+from cases.crash.train import Log, Plan, batch_offsets, coherence, one_thread, spectral_norms, train
+
+MAX_HEAD_DIM = 248  # the kernels take 256, and the probe needs a channel
 
 
 class Params(CaseParams):
     """One training run. `mantissa_bits` and β are options of the kernel, not of the case."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset(
+        {"heads", "vocabulary", "warmup", "log_every", "stop_after_explosion"}
+    )
 
     seed: Annotated[int, Field(ge=0, lt=1024)] = 0  # of the weights, the batches, random rounding
     steps: Annotated[int, Field(ge=1, le=100_000)] = 1500
     lr: Annotated[float, Field(gt=0, le=1)] = 6e-3
     batch: Annotated[int, Field(ge=1, le=256)] = 4
     layers: Annotated[int, Field(ge=1, le=12)] = 3
-    width: Annotated[int, Field(ge=8, le=248)] = 64  # and head_dim: there is one head
+    width: Annotated[int, Field(ge=8, le=1024)] = 64
     context: Annotated[int, Field(ge=8, le=1024)] = 128
     mlp_ratio: Annotated[int, Field(ge=1, le=8)] = 2
+    heads: Annotated[int, Field(ge=1, le=16)] = 1
+    vocabulary: Literal[64, 1024, 8192] = 64  # 64: `language`; more: `documents`
+    warmup: Annotated[int, Field(ge=1, le=10_000)] = 100  # steps
+    log_every: Annotated[int, Field(ge=1, le=1000)] = 10  # steps a point of the curves, at least
+    stop_after_explosion: bool = True
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Params:
+        if self.width % self.heads or self.width // self.heads > MAX_HEAD_DIM:
+            raise ValueError(
+                f"width: {self.width} in {self.heads} heads; it must be a multiple of heads, "
+                f"at most {MAX_HEAD_DIM} a head"
+            )
+        return self
 
     @property
     def size(self) -> Size:
-        return Size(self.layers, self.width, self.context, self.mlp_ratio)
+        return Size(
+            self.layers, self.width, self.context, self.mlp_ratio, self.vocabulary, self.heads
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.steps, self.lr, self.batch, self.warmup)
 
 
 class Ladder(BaseCase):
@@ -49,11 +73,13 @@ class Ladder(BaseCase):
     fewer mantissa bits the same failure takes seconds instead of GPU-days, so that every fix can be
     tried; `delta_fp32` and `delta_dp` should hold, and the ablations tell what matters.
 
-    Inputs: a small GPT (3 layers, width 64, one head) trained on `cases.crash.language`; weights and
-    batch order from integers. All is FP32 except what the kernel rounds: meant for `eager-ladder`,
-    whose option `mantissa_bits` is M. One row is one training run, with its curves: the seed is a
-    parameter and `seeds` must be 1, so that a run that was cut off costs one run, and no mean over
-    seeds hides a step.
+    Inputs: a small GPT (3 layers, width 64, one head) trained on `cases.crash.language`, or a larger
+    one on `cases.crash.documents`; weights and batch order from integers. Meant for `eager-ladder`,
+    whose option `mantissa_bits` is M; any kernel can be trained with. In float32 all but what the
+    kernel rounds is FP32, and M may be 1 to 10 and more. In bfloat16 weights and optimiser are FP32
+    and the forward pass is autocast, so that the kernel gets BF16 q, k and v; M is 1 to 7 there.
+    One row is one training run, with its curves: the seed is a parameter and `seeds` must be 1, so
+    that a run that was cut off costs one run, and no mean over seeds hides a step.
 
     Metrics: `crash_step` by the rule of `cases.crash.detector` (inf: none), `steps_run`, `spikes`;
     best (moving average) and last loss; rowsum(dS) pooled over logged steps 100 to 400 (`leak_mean`,
@@ -73,17 +99,20 @@ class Ladder(BaseCase):
         self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
     ) -> Measurement:
         assert isinstance(params, Params)
-        if dtype != torch.float32:
-            raise Unsupported("trains in float32: set params.dtype to float32")
-        if seeds != 1:
-            raise Unsupported("one row is one training run: set seeds to 1 and list params.seed")
-        text, offsets = tokens(), _offsets(self.name, params)
-        model = fresh_model(self.name, params.size, params.seed).to(backend.device)
-        recipe = Recipe(params.steps, params.lr, params.batch)
-        with one_thread():
+        _refuse(kernel, dtype, seeds)
+        device, size = backend.device, params.size
+        text, offsets = make_text(params.vocabulary), _offsets(self.name, params)
+        model = fresh_model(self.name, size, params.seed).to(device)
+        plan = Plan(
+            params.log_every,
+            read_every=1 if device.type == "cpu" else 0,
+            stop_after_explosion=params.stop_after_explosion,
+            graph=device.type == "cuda" and not draws(kernel),
+        )
+        with one_thread(), algorithms(deterministic=True):
             log = train(
-                model, text.to(backend.device), offsets.to(backend.device), kernel, recipe,
-                params.size, self.name, params.seed,
+                model, text.to(device), offsets.to(device), kernel, params.recipe, size,
+                self.name, params.seed, dtype, plan,
             )  # fmt: skip
         metrics = run_metrics(log)
         for layer, norms in enumerate(spectral_norms(model)):
@@ -93,14 +122,17 @@ class Ladder(BaseCase):
         return Measurement(metrics, digests, log.curves)
 
     def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
-        """sha256 over the text, the initial weights and the batch order."""
+        """sha256 over the text, the initial weights and the batch order; the same for every dtype."""
         assert isinstance(params, Params)
-        h = hashlib.sha256(tensor_bytes(tokens()))
-        for parameter, values in initial_weights(self.name, params.size, params.seed):
-            h.update(f"{parameter} {tuple(values.shape)}".encode())
-            h.update(tensor_bytes(values))
+        h = _hash_of_model(self.name, params.size, params.seed).copy()
         h.update(tensor_bytes(_offsets(self.name, params)))
-        return h.hexdigest()
+        return str(h.hexdigest())
+
+    def values(self, params: CaseParams) -> int:
+        assert isinstance(params, Params)
+        size = params.size
+        blocks = size.layers * (4 + 2 * size.mlp_ratio) * size.width**2
+        return blocks + (size.vocabulary + size.context) * size.width + params.steps * params.batch
 
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         crash = metrics["crash_step"]
@@ -109,10 +141,37 @@ class Ladder(BaseCase):
         return "spike" if metrics["spikes"] > 0 else f"stable@{metrics['steps_run']:.0f}"
 
 
+def _refuse(kernel: Kernel, dtype: torch.dtype, seeds: int) -> None:
+    if seeds != 1:
+        raise Unsupported("one row is one training run: set seeds to 1 and list params.seed")
+    if dtype == torch.float16:
+        raise Unsupported("trains in float32 or bfloat16: float16 would need loss scaling")
+    bits, own = getattr(kernel.options, "mantissa_bits", None), FORMATS[dtype].mantissa_bits
+    if bits is not None and bits > own:
+        raise Unsupported(
+            f"mantissa_bits {bits}: {dtype} stores {own}; set params.dtype to float32"
+        )
+
+
+def make_text(vocabulary: int) -> Tensor:
+    """Token ids [length] of the language with this vocabulary."""
+    return tokens() if vocabulary == 64 else documents(vocabulary)
+
+
 def _offsets(name: str, params: Params) -> Tensor:
     """Batch order, int64 [steps, batch]."""
-    length = len(tokens()) - params.context
+    length = len(make_text(params.vocabulary)) - params.context
     return batch_offsets(name, params.seed, params.steps, params.batch, length)
+
+
+@lru_cache(maxsize=4)
+def _hash_of_model(name: str, size: Size, seed: int) -> Any:
+    """sha256 so far: text, initial weights. Copy it before updating."""
+    h = hashlib.sha256(tensor_bytes(make_text(size.vocabulary)))
+    for parameter, values in initial_weights(name, size, seed):
+        h.update(f"{parameter} {tuple(values.shape)}".encode())
+        h.update(tensor_bytes(values))
+    return h
 
 
 def run_metrics(log: Log) -> Metrics:
@@ -128,22 +187,14 @@ def run_metrics(log: Log) -> Metrics:
         "row_max_abs": log.curves["row_max_abs"][-1],
         "repeated_max_share": log.curves["repeated_max_share"][-1],
     }
-    first, last = LEAK_WINDOW
-    chosen = [leak for step, leak in zip(log.steps, log.leak, strict=True) if first <= step <= last]
-    if not chosen:
+    if not log.leak:
         return metrics  # too short a run: no leak to speak of
-    leak = torch.stack(chosen)  # [logs, layers, B·T]
+    leak = torch.stack(log.leak)  # [logs, layers, B·H·T]
     metrics |= {
         "leak_mean": float(leak.mean()),
         "leak_rms": float(leak.square().mean().sqrt()),
-        "leak_coherence": _coherence(leak),
+        "leak_coherence": coherence(leak),
     }
     for layer in range(leak.shape[1]):
-        metrics[f"leak_coherence_{layer}"] = _coherence(leak[:, layer])
+        metrics[f"leak_coherence_{layer}"] = coherence(leak[:, layer])
     return metrics
-
-
-def _coherence(leak: Tensor) -> float:
-    """Σ leak / Σ |leak|, with its sign; 0 where there is none."""
-    total = float(leak.abs().sum())
-    return float(leak.sum()) / total if total else 0.0

@@ -1,12 +1,13 @@
 """A small GPT whose attention is the kernel under test; weights from integers, the same everywhere.
 
-Pre-norm blocks, one head, learned positions, LayerNorm without bias, no biases, GELU, tied head.
+Pre-norm blocks, learned positions, LayerNorm without bias, no biases, GELU, tied head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,11 @@ class Size:
     context: int = 128
     mlp_ratio: int = 2
     vocabulary: int = 64
+    heads: int = 1
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
 
 
 class Block(nn.Module):
@@ -34,7 +40,7 @@ class Block(nn.Module):
 
     def __init__(self, size: Size, layer: int):
         super().__init__()
-        self.layer = layer
+        self.layer, self.heads = layer, size.heads
         width, hidden = size.width, size.mlp_ratio * size.width
         self.norm_attention = nn.Parameter(torch.ones(width))
         self.w_q, self.w_k, self.w_v, self.w_o = (_matrix(width, width) for _ in range(4))
@@ -43,17 +49,23 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, attention: Attention) -> Tensor:
         h = F.layer_norm(x, x.shape[-1:], self.norm_attention)  # [B, T, C]
-        q, k, v = ((h @ w.T)[:, None] for w in (self.w_q, self.w_k, self.w_v))  # [B, 1, T, C]
-        x = x + attention(self.layer, q, k, v)[:, 0] @ self.w_o.T
+        q, k, v = (self._heads(h @ w.T) for w in (self.w_q, self.w_k, self.w_v))  # [B, H, T, D]
+        o = attention(self.layer, q, k, v).transpose(1, 2).flatten(2)  # [B, T, C]
+        x = x + o @ self.w_o.T
         h = F.layer_norm(x, x.shape[-1:], self.norm_mlp)
         return x + F.gelu(h @ self.w_1.T) @ self.w_2.T
 
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, C] → [B, H, T, D]"""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
 
 class GPT(nn.Module):
-    """Token ids int64 [B, T] → logits FP32 [B, T, vocabulary]."""
+    """Token ids int64 [B, T] → logits [B, T, vocabulary], FP32 but under autocast."""
 
     def __init__(self, size: Size):
         super().__init__()
+        self.size = size
         self.embedding = _matrix(size.vocabulary, size.width)  # and head
         self.positions = _matrix(size.context, size.width)
         self.blocks = nn.ModuleList(Block(size, layer) for layer in range(size.layers))
@@ -70,8 +82,16 @@ def _matrix(rows: int, columns: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(rows, columns))
 
 
-def initial_weights(name: str, size: Size, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """(parameter, FP32 values) of a fresh model, in order: gains 1, matrices N(0, 0.02²) from integers."""
+@lru_cache(maxsize=1)
+def initial_weights(name: str, size: Size, seed: int) -> tuple[tuple[str, Tensor], ...]:
+    """(parameter, FP32 values) of a fresh model, in order: gains 1, matrices N(0, 0.02²) from integers.
+
+    Not to be changed: a run makes its model and its digest from one set.
+    """
+    return tuple(_initial_weights(name, size, seed))
+
+
+def _initial_weights(name: str, size: Size, seed: int) -> Iterator[tuple[str, Tensor]]:
     residual = (2 * size.layers) ** -0.5
     for parameter, values in GPT(size).named_parameters():
         if values.dim() == 1:

@@ -1,42 +1,40 @@
-"""The training loop: AdamW on the synthetic language, every number logged, stopped once exploded.
+"""The training loop: AdamW on a synthetic language, every number logged, stopped once exploded.
 
-Attention gets one probe channel more (q 0, k `PROBE_KEY`, v 0, as in `bias/leak`): scores and output do
-not change, and dq of that channel is rowsum(dS) of the very backward pass that trains the model.
+On a CPU every loss is read at once. On a device reading waits for it, so losses stay there and are read
+where the step is looked at; the detector sees the same numbers, and what was trained past the crash
+is dropped from the log.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from backends.base import Kernel
 from bench.inputs import key_of, raw_words
 from cases.crash.detector import Detector
 from cases.crash.model import GPT, Size
+from cases.crash.signals import Attention, leak_of, signals
+from cases.crash.steps import CapturedStep, Recipe, Step, own_stream
 
-PROBE_KEY = 4.0
-REPEAT_TOL = 1e-3  # the paper's: entries this close to the row maximum repeat it
 LOG_EVERY, MAX_LOGS = 10, 499
 LEAK_WINDOW = (100, 400)  # steps over which the leak is pooled: before any run is lost
+WARM_UP = 3  # plain steps before a graph is captured
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to train; the optimiser is AdamW without weight decay."""
+class Plan:
+    """Which steps are looked at, how often losses are read, and when to stop."""
 
-    steps: int
-    lr: float
-    batch: int
-    warmup: int = 100  # steps of linear warm-up, then constant
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    clip: float = 1.0  # of the global gradient norm
+    log_every: int = LOG_EVERY
+    read_every: int = 1  # 0: at the steps that are looked at alone
+    stop_after_explosion: bool = True
+    graph: bool = False  # replay steps as CUDA graphs
 
 
 @dataclass
@@ -48,41 +46,26 @@ class Log:
     gradient_norm: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     curves: dict[str, list[float]] = field(default_factory=dict)
-    leak: list[Tensor] = field(default_factory=list)  # [layers, B·T] of each logged step
+    leak: list[Tensor] = field(default_factory=list)  # [layers, B·H·T] of the steps in LEAK_WINDOW
 
 
-class Probed:
-    """Attention of one step: the kernel with the probe channel; looks closer in logged steps."""
+class Unread:
+    """Losses and gradient norms that are still on the device."""
 
-    def __init__(self, kernel: Kernel, name: str, seed: int, step: int, look: bool):
-        self.kernel, self.key, self.look = kernel, (name, seed, "rounding", step), look
-        self.leaks: dict[int, Tensor] = {}  # by layer, [B, 1, T]
-        self.row_max: dict[int, Tensor] = {}
-        self.repeats: dict[int, Tensor] = {}  # bool: the row maximum repeats
+    def __init__(self, size: int, device: torch.device):
+        self.values = torch.zeros(size, 2, device=device)
+        self.count = 0
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scale = q.shape[-1] ** -0.5
-        kernel = self.kernel
-        if "seed" in kernel.option_names:  # fresh random bits for every step and layer
-            kernel = kernel.configure(seed=key_of(*self.key, layer) >> 65)
-        padded = F.pad(q, (0, 1))  # [B, 1, T, D + 1]
-        if self.look:
-            self._look(layer, q.detach(), k.detach(), scale)
-            padded.register_hook(lambda dq: self._leak(layer, dq[..., -1] / (scale * PROBE_KEY)))
-        k, v = F.pad(k, (0, 1), value=PROBE_KEY), F.pad(v, (0, 1))
-        o = kernel(padded, k, v, causal=True, scale=scale)
-        return o[..., :-1]
+    def put(self, loss: Tensor, norm: Tensor) -> None:
+        self.values[self.count, 0].copy_(loss)
+        self.values[self.count, 1].copy_(norm)
+        self.count += 1
 
-    def _leak(self, layer: int, leak: Tensor) -> None:
-        self.leaks[layer] = leak.detach()
-
-    def _look(self, layer: int, q: Tensor, k: Tensor, scale: float) -> None:
-        s = scale * (q @ k.mT)  # [B, 1, T, T]
-        future = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
-        s = s.masked_fill(future, -math.inf)
-        row_max = s.amax(-1, keepdim=True)
-        self.row_max[layer] = row_max
-        self.repeats[layer] = (s >= row_max - REPEAT_TOL).sum(-1) > 1
+    def take(self) -> list[list[float]]:
+        """[loss, gradient norm] of every step since the last call; waits for the device."""
+        taken: list[list[float]] = self.values[: self.count].tolist()
+        self.count = 0
+        return taken
 
 
 @contextlib.contextmanager
@@ -105,70 +88,103 @@ def batch_offsets(name: str, seed: int, steps: int, batch: int, length: int) -> 
 
 def train(
     model: GPT, text: Tensor, offsets: Tensor, kernel: Kernel, recipe: Recipe, size: Size,
-    name: str, seed: int,
+    name: str, seed: int, dtype: torch.dtype = torch.float32, plan: Plan | None = None,
+    at_look: Callable[[int], None] = lambda now: None,
 ) -> Log:  # fmt: skip
-    """Train `model` in place on `text` [length] from `offsets` [steps, B]; stops after an explosion."""
-    log = Log(Detector())
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        parameters, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, weight_decay=0.0,
-        fused=text.device.type in ("cpu", "cuda"),
-    )  # fmt: skip
-    span = torch.arange(size.context + 1, device=text.device)
-    every = max(LOG_EVERY, math.ceil(recipe.steps / MAX_LOGS))
-    for step in range(recipe.steps):
-        rows = text[offsets[step][:, None] + span]  # [B, T + 1]
-        look = step % every == 0
-        attention = Probed(kernel, name, seed, step, look)
-        logits = model(rows[:, :-1], attention)
-        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(parameters, recipe.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.lr * min(1.0, (step + 1) / recipe.warmup)
-        log.loss.append(loss.item())
-        log.gradient_norm.append(norm.item())
-        lost = log.detector.update(log.loss[-1], log.gradient_norm[-1])
-        if look:
-            _record(log, step, model, attention)
-        if lost:
-            break
-        optimizer.step()
+    """Train `model` in place on `text` [length] from `offsets` [steps, B]; stops after an explosion.
+
+    `at_look` is called with the step once all before a look has been computed.
+    """
+    plan, log = plan or Plan(), Log(Detector())
+    every = max(plan.log_every, math.ceil(recipe.steps / MAX_LOGS))
+    probe = dtype == torch.float32
+    step = Step(model, text, recipe, size.context, dtype)
+    captured: CapturedStep | None = None
+    unread = Unread(every, text.device)
+    with own_stream(text.device):
+        for now in range(recipe.steps):
+            look = now % every == 0
+            if plan.graph and captured is None and now >= WARM_UP and not look:
+                captured = CapturedStep(step, Attention(kernel, probe=probe))
+            run = step if look or captured is None else captured
+            attention = Attention(kernel, (name, seed, "rounding", now), probe, look)
+            step.load(offsets[now], recipe.lr_at(now))
+            unread.put(*run.gradients(attention))
+            if look or now == recipe.steps - 1 or (plan.read_every and now % plan.read_every == 0):
+                lost = _read(log, unread, plan)
+                if look:
+                    at_look(now)
+                if look and len(log.loss) == now + 1:  # else the run was lost before this step
+                    _record(log, now, model, attention)
+                if lost:
+                    break
+            run.apply()
     return log
 
 
-def _record(log: Log, step: int, model: GPT, attention: Probed) -> None:
+def _read(log: Log, unread: Unread, plan: Plan) -> bool:
+    """Log the steps since the last call; True where training ends, the steps past that dropped."""
+    for loss, norm in unread.take():
+        log.loss.append(loss)
+        log.gradient_norm.append(norm)
+        if log.detector.update(loss, norm) and plan.stop_after_explosion:
+            return True
+    return False
+
+
+def _record(log: Log, now: int, model: GPT, attention: Attention) -> None:
     """One point of every curve; weights are those that gave this step's loss."""
-    log.steps.append(step)
-    leak = torch.stack([attention.leaks[i].flatten() for i in sorted(attention.leaks)])
-    log.leak.append(leak.double().cpu())
-    row_max = torch.stack([attention.row_max[i] for i in sorted(attention.row_max)])
-    repeats = torch.stack([attention.repeats[i] for i in sorted(attention.repeats)])
+    log.steps.append(now)
+    seen = [attention.seen[layer] for layer in sorted(attention.seen)]
+    leaks = [leak_of(layer) for layer in seen]  # [B, H, T] each
+    leak = torch.stack([x.flatten() for x in leaks]).double().cpu()
+    if LEAK_WINDOW[0] <= now <= LEAK_WINDOW[1]:
+        log.leak.append(leak)
+    layers = [signals(*pair) for pair in zip(seen, leaks, strict=True)]
+    by_signal = {name: torch.stack([layer[name] for layer in layers]) for name in layers[0]}
     point = {
-        "step": float(step),
+        "step": float(now),
         "loss": log.loss[-1],
         "gradient_norm": log.gradient_norm[-1],
-        "leak_mean": float(log.leak[-1].mean()),
-        "row_max_abs": float(row_max.abs().max()),
-        "repeated_max_share": float(repeats.double().mean()),
+        "leak_mean": float(leak.mean()),
+        "leak_coherence": coherence(leak),
+        "repeated_max_share": float(by_signal.pop("repeated_max_share").mean()),
     }
-    for layer, norms in enumerate(spectral_norms(model)):
+    point |= {name: float(values.max()) for name, values in by_signal.items()}  # the worst layer's
+    for number, norms in enumerate(spectral_norms(model)):
         for weight, norm in norms.items():
-            point[f"{weight}_norm_{layer}"] = norm
+            point[f"{weight}_norm_{number}"] = norm
     for curve, value in point.items():
         log.curves.setdefault(curve, []).append(value)
 
 
+def coherence(leak: Tensor) -> float:
+    """Σ leak / Σ |leak|, with its sign; 0 where there is none."""
+    total = float(leak.abs().sum())
+    return float(leak.sum()) / total if total else 0.0
+
+
 def spectral_norms(model: GPT) -> list[dict[str, float]]:
     """‖W_Q‖₂ and ‖W_K‖₂ of each layer; NaN where a weight is not finite."""
-    return [
-        {name: _spectral_norm(getattr(block, name)) for name in ("w_q", "w_k")}
-        for block in model.blocks
-    ]
+    weights = [getattr(block, name).detach() for block in model.blocks for name in ("w_q", "w_k")]
+    norms = iter(_largest_singular_values(weights))
+    return [{name: next(norms) for name in ("w_q", "w_k")} for _ in model.blocks]
 
 
-def _spectral_norm(weight: Tensor) -> float:
-    if not weight.isfinite().all():
-        return math.nan
-    return float(torch.linalg.matrix_norm(weight.detach(), ord=2))
+def _largest_singular_values(weights: list[Tensor]) -> list[float]:
+    if weights[0].device.type == "cpu":
+        return [
+            float(torch.linalg.matrix_norm(w, ord=2)) if w.isfinite().all() else math.nan
+            for w in weights
+        ]
+    # A decomposition takes a GPU longer than ten steps of training. With G = WᵀW and N = 2^12,
+    # tr(G·G^N) / tr(G^N) is the mean of G's eigenvalues weighted by their N-th power: at most 0.2 %
+    # below the largest, whatever the others are.
+    gram = torch.stack([w.double().mT @ w.double() for w in weights])
+    power = gram
+    for _ in range(12):
+        power = power / power.norm(dim=(-2, -1), keepdim=True)
+        power = power @ power
+    largest = (gram * power).sum((-2, -1)) / power.diagonal(dim1=-2, dim2=-1).sum(-1)
+    values: list[float] = largest.sqrt().tolist()
+    return [value if math.isfinite(value) else math.nan for value in values]

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from backends.base import Backend, Kernel
 from bench.inputs import Inputs
+from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
 from cases.determinism.problems import ProblemParams, problem_values, random_inputs
 
@@ -20,6 +21,7 @@ class Params(ProblemParams):
     tokens: Annotated[int, Field(ge=1, le=65536)] = 4096
     head_dim: Annotated[int, Field(ge=1, le=256)] = 128
     rounds: Annotated[int, Field(ge=3, le=1000)] = 30
+    deterministic: bool = False  # time what PyTorch runs under use_deterministic_algorithms
 
 
 PRODUCTS = {"forward": 2, "backward": 5, "both": 7}  # matrix products that a pass must do
@@ -33,6 +35,9 @@ class SpeedAttention(BaseCase):
     what must be computed, not what a kernel chooses to compute twice. `…_ms` is the median, with the
     span of the middle 80 %. Timings of one file may be compared with each other, never across
     machines.
+
+    Timed as users run it: `deterministic` asks PyTorch for its deterministic algorithms, which its own
+    kernels have a slower backward pass for (ours are deterministic either way).
 
     Verdict: always `measured`.
     """
@@ -73,16 +78,18 @@ class SpeedAttention(BaseCase):
             torch.autograd.grad(forward(), (q, k, v), x.do)
 
         metrics: Metrics = {}
-        for name, run in (("forward", forward_alone), ("backward", backward), ("both", both)):
-            times = torch.tensor(backend.time_ms(run, params.rounds), dtype=torch.float64)
-            median = float(times.median())
-            metrics |= {
-                f"{name}_ms": median,
-                f"{name}_p10_ms": float(times.quantile(0.1)),
-                f"{name}_p90_ms": float(times.quantile(0.9)),
-                f"{name}_tflops": operations(params, seeds, name) / (median * 1e-3) / 1e12,
-            }
-        if (memory := backend.memory_of(both)) is not None:
+        with algorithms(params.deterministic):
+            for name, run in (("forward", forward_alone), ("backward", backward), ("both", both)):
+                times = torch.tensor(backend.time_ms(run, params.rounds), dtype=torch.float64)
+                median = float(times.median())
+                metrics |= {
+                    f"{name}_ms": median,
+                    f"{name}_p10_ms": float(times.quantile(0.1)),
+                    f"{name}_p90_ms": float(times.quantile(0.9)),
+                    f"{name}_tflops": operations(params, seeds, name) / (median * 1e-3) / 1e12,
+                }
+            memory = backend.memory_of(both)
+        if memory is not None:
             metrics["both_peak_memory_mib"] = memory / 2**20
         return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)})
 

@@ -118,6 +118,8 @@ def test_on_a_gpu_every_kernel_is_right_and_knobs_are_put_back() -> None:
     ref = attention_reference(x)
     before = torch.backends.cuda.matmul.allow_tf32
     for name, kernel in backend.kernels().items():
+        if torch.bfloat16 not in kernel.dtypes:
+            continue  # eager-ladder: FP32, coarse on purpose
         with backend.deterministic():
             try:
                 grads = forward_backward(kernel, backend, x)
@@ -137,3 +139,37 @@ def test_on_a_gpu_every_kernel_is_right_and_knobs_are_put_back() -> None:
             assert torch.equal(o, grads.o), name
         assert ("lse" in digests) == name.startswith(("triton", "flex", "eager")), name
     assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+@needs_gpu
+@pytest.mark.parametrize("tokens", [1, 127])
+def test_flex_takes_few_queries_with_grouped_heads(tokens: int) -> None:
+    q = torch.randn(4, 4, tokens, 64, device="cuda").bfloat16().requires_grad_()
+    k, v = (torch.randn(4, 2, tokens, 64, device="cuda").bfloat16() for _ in range(2))
+    kernels = cuda.create().kernels()
+    o, other = (kernels[name](q, k, v, causal=True) for name in ("flex/stock", "triton/stock"))
+    (dq,), (other_dq,) = (torch.autograd.grad(x.float().sum(), q) for x in (o, other))
+    assert (o.float() - other.float()).abs().max() < 0.02
+    assert (dq.float() - other_dq.float()).abs().max() < 0.05
+
+
+@needs_gpu
+def test_out_of_memory_is_a_row_and_the_run_goes_on() -> None:
+    from bench.engine import run_unit
+    from bench.plan import Unit
+
+    backend = cuda.create()
+    size = {"batch": 1, "heads": 64, "kv_heads": 64, "head_dim": 16, "rounds": 3}
+    rows = [
+        run_unit(
+            Unit(
+                case="speed/attention", case_version=1, backend="cuda", kernel=kernel, dtype="bfloat16", seeds=1,
+                params={**size, "tokens": tokens}, options={},
+            ),
+            backend.kernels()[kernel], backend,
+        )
+        for kernel, tokens in (("sdpa-math/stock", 32768), ("triton/stock", 1024))
+    ]  # fmt: skip
+    assert rows[0].status == "error"
+    assert "out of memory" in str(rows[0].reason)
+    assert rows[1].status == "ok", rows[1].reason

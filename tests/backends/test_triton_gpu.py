@@ -4,6 +4,8 @@ Every bound is relative to PyTorch's own kernel on the same inputs, measured in 
 """
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
     pytest.skip("needs an NVIDIA GPU of capability 8.0 or newer", allow_module_level=True)
 
+from backends.kernels.eager import Spec, eager_forward
 from backends.kernels.fixes import FIXES
 from backends.kernels.triton_flash_ops import (
     HEAD_DIMS,
@@ -287,6 +290,9 @@ def test_shifted_tiles_follow_the_rule():
         assert expected.any()
         assert not edge.all()
         assert torch.equal(fired.bool()[~edge], expected[~edge])
+        spec = Spec("fused", FIXES["stabilized"], tile=64)
+        eager = eager_forward(q, k, v, causal, 0.125, spec).fired
+        assert torch.equal(fired.bool()[~edge], eager[~edge])
 
 
 def test_torch_compile_and_opcheck():
@@ -324,3 +330,38 @@ def test_empty_batch():
     got = outputs_and_grads(lambda *a: triton_attention(*a, causal=True), q, k, v, do)
     assert got["o"].shape == q.shape
     assert got["dk"].shape == k.shape
+
+
+FRESH_THREAD = """
+import torch
+from backends.kernels.triton_flash_ops import _launch_backward, _launch_forward, triton_attention
+from backends.kernels.triton_tiles import default_config
+
+x = [torch.randn(1, 2, 64, 64, device="cuda").bfloat16() for _ in range(3)]
+config = default_config(64, torch.bfloat16, torch.cuda.get_device_capability())
+o, lse, residual, _ = _launch_forward(*x, True, 0.125, "stock", 2.0, 1e-3, 0, config)
+_launch_backward(o, *x, o, lse, residual, True, 0.125, "stock", config)  # compiled and loaded here
+leaves = [t.requires_grad_() for t in x]
+torch.autograd.grad(triton_attention(*leaves, causal=True), leaves, o)
+torch.cuda.synchronize()
+print("done")
+"""
+
+
+def test_backward_in_a_thread_without_a_device_context():
+    """Where the main thread loaded the kernels, the first thing that autograd's thread does on the
+    device may be to encode our tensor descriptors; in a process of its own, as a thread keeps what it
+    was given."""
+    command = [sys.executable, "-c", FRESH_THREAD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "done", done.stderr[-2000:]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_of_a_device_that_is_not_current():
+    q, k, v, do = make_qkv((1, 2, 150, 64), (1, 2, 150, 64))
+    here = outputs_and_grads(lambda *a: triton_attention(*a, causal=True), q, k, v, do)
+    moved = (x.to("cuda:1") for x in (q, k, v, do))
+    there = outputs_and_grads(lambda *a: triton_attention(*a, causal=True), *moved)
+    for name, x in there.items():
+        assert torch.equal(x.cpu(), here[name].cpu()), name

@@ -39,6 +39,19 @@ def test_differences_are_found_and_placed(run_tiny: RunIt) -> None:
     assert "first differing stage" in text
 
 
+def test_training_runs_part_at_their_losses(run_tiny: RunIt) -> None:
+    path = run_tiny().path
+    a, b = read_submission(path)[0], read_submission(path)[0]
+    for submission, loss in ((a, "1"), (b, "2")):
+        submission.rows = submission.rows[:2]
+        for row in submission.rows:
+            row.digests = {"inputs": "0" * 64, "weights": "0" * 64, "loss": "0" * 64}
+        submission.rows[1].digests["loss"] = loss * 64
+    result = compare(a, b)
+    assert result.equal == 1
+    assert [d["first_difference"] for d in result.different] == ["loss"]
+
+
 def test_z_is_in_combined_standard_errors(run_tiny: RunIt) -> None:
     path = run_tiny().path
     a, b = read_submission(path)[0], read_submission(path)[0]

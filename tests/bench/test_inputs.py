@@ -39,15 +39,18 @@ GOLDEN: dict[torch.dtype, dict[str, str]] = {
         "bias/shift_range": "deef420cfd7b45b3fc6a0f82d06b7f8051187fb0034cec99aea9cc66828c69aa",
         "bias/tile_size": "7e277379a1acfad3afa1e415343b54ca24d215d431d315f7866c90daf3ee079a",
         "bias/low_rank": "d05fd41ffd2f00a92170b3f797c5f7bf12043886911a49e9ce70a358904ce565",
+        "crash/drift": "471f63259b9862613317d8e7262882f30f6aac481367e4626bcc8e759f6538fb",
         "determinism/run_to_run": "90d2783c5b71d8352e7403b4978bd9c1ee20d3f7657a79839e2a20a5107c9a2e",
         "determinism/batch_invariance": "1ccd064bd19e6564fb52c87fd02fe2783535ff79f4ca5c4075c369c7e4425f8d",
     },
     torch.float16: {
+        "crash/drift": "d251201deb56ca572d6797972fd5059a324e691c0f36146ff8e26a599b7ee8fc",
         "bias/tie_break": "5d57330cfc0932573f0d5cd45c9e1884c94257aa5e4022e174281804ebb12223",
         "bias/bf16_addition": "3bb382acd4116a0ba4917cc81aef55da0cc786327b9f81dd9153b543f93372f1",
         "bias/shift_range": "489a8541ca6db2c0f6649290510fa7703b89063f7585dcaf3efcc97090472d89",
     },
     torch.float32: {
+        "crash/drift": "69d5bfea4e25c90f539b1bbdac8457c3cf5028d2c632c915401dfcae2cce903f",
         "bias/tie_break": "cd104ba256613a8b05b3d24776f9498968697bf3eeb8fb3cdb826f6c586bf435",
         "bias/bf16_addition": "f75a951668aa3ff97e2a002b4249f900369ea7a760f9669b5237ad966c8e2e10",
         "bias/shift_range": "bd8d1a448eb0b5776055e373d0f22038231b5ec0c15a8e609d47fa50ccd2dfc4",
@@ -66,8 +69,8 @@ def test_golden_digests_of_the_cases(dtype: torch.dtype, name: str, golden: str)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_bias_and_determinism_case_has_a_golden_digest(name: str) -> None:
-    if name.startswith(("bias/", "determinism/")):
+def test_every_case_made_of_tensors_has_a_golden_digest(name: str) -> None:
+    if name.startswith(("bias/", "determinism/", "crash/drift")):
         assert name in GOLDEN[torch.bfloat16]
 
 

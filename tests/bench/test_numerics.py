@@ -385,6 +385,11 @@ def test_philox_words_are_lane_zero_at_counter_index_and_stream() -> None:
     assert int(words.max()) < 2**32
 
 
+def test_philox_words_off_the_cpu_are_made_in_larger_chunks() -> None:
+    count = 2**17 + 3
+    assert philox_words((count,), 3, 1, torch.device("meta")).shape == (count,)
+
+
 def test_philox_words_depend_on_the_linear_index_alone() -> None:
     flat = philox_words((60,), 3, 1, CPU)
     assert torch.equal(philox_words((3, 4, 5), 3, 1, CPU).flatten(), flat)

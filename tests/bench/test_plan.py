@@ -107,3 +107,26 @@ def test_filters_are_globs_and_say_which_one_leaves_nothing() -> None:
         UsageError, match="--kernel 'eager/stok' matches no unit; did you mean 'eager/stock'"
     ):
         filter_units(units, None, "eager/stok", None)
+
+
+def test_only_selects_by_parameter_or_option() -> None:
+    units = plan(
+        "  - case: bias/tie_break\n    params: {gap: [6, 12]}\n    options: {beta: [2, 7]}\n"
+        "  - case: bias/tile_size\n"
+    )
+
+    def left(*only: str) -> list[Unit]:
+        return filter_units(units, None, None, None, only)
+
+    assert {u.params["gap"] for u in left("gap=6")} == {6.0}
+    assert {u.params["value_sign"] for u in left("value_sign=mixed")} == {"mixed"}
+    assert {(u.kernel, u.options["beta"]) for u in left("beta=7")} == {("eager/stabilized", 7)}
+    assert len(left("gap=6.0", "beta=2,7")) == 2  # and 2.0 of the other case has no gap
+    for wrong, message in (
+        ("gap", "--only 'gap': expected key=value, as in seed=0"),
+        ("gab=6.0", "--only gab: no unit has it; did you mean 'gap'?"),
+        ("beta=3", "--only beta=3: no unit; the values are 2, 2.0, 7"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            left(wrong)
+        assert str(raised.value) == message

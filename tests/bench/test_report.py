@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.records import Row
+from bench.report.cases import run_tables
 from bench.report.collect import Found, all_rows, load_all
 from bench.report.current import current
 from bench.report.export import csv_report, json_report
@@ -26,7 +27,6 @@ from bench.report.tables import (
     case_table,
     cell_text,
     digest_table,
-    run_tables,
     summary_table,
 )
 from conftest import RunIt
@@ -123,6 +123,33 @@ def test_crash_rows_are_counted_by_their_word_and_the_first_crash_is_named() -> 
         "holds: eager-ladder/delta_dp (to step 1500).",
         "Training with O and P̄ in 2 mantissa bits: explodes: none; holds: eager-ladder/stock (to step 1500).",
     ]
+
+
+def test_drift_rows_are_grouped_by_their_verdict() -> None:
+    def drift(kernel: str, verdict: str, mean: float, **params: object) -> Row:
+        point = {
+            "repeats": 2,
+            "gap": 12.0,
+            "values": "fresh",
+            "other_values": "same_sign",
+            "eps": 2.0**-13,
+        }
+        return row(
+            kernel, verdict, case="crash/drift", params=point | params,
+            metrics={"drift_mean": mean, "drift_abs_mean": abs(mean), "fp32_drift_abs_mean": 1.2e-5},
+        )  # fmt: skip
+
+    runs = [drift("eager-stored/stock", "drifts", 0.912), drift("eager-fused/stock", "drifts", -0.434),
+            drift("eager-fused/stochastic", "wanders", 0.011), drift("sdpa-math/stock", "holds", 1e-4),
+            drift("sdpa-math/stock", "inconclusive", 1e-4, eps=1e-8)]  # fmt: skip
+    assert findings(runs) == [
+        "Drift of W_Q where the exact gradient is 0, learning rates a step (FP32: 1e-05): "
+        "drifts: eager-stored/stock (+0.91), eager-fused/stock (-0.43); "
+        "wanders: eager-fused/stochastic (+0.01); holds: sdpa-math/stock."
+    ]
+    cells = {label: cells[0].text for label, cells in summary_table(found(*runs)).rows if cells[0]}
+    assert cells["crash/drift · eager-stored/stock"] == "drifts 1/1: 0.9120"
+    assert cells["crash/drift · sdpa-math/stock"].startswith("holds 1/2, inconclusive 1/2")
 
 
 def test_many_points_make_a_table_a_case() -> None:

@@ -13,7 +13,7 @@ import pytest
 from bench.records import Submission, submission_text
 from bench.registry import load_case
 from bench.store import read_submission
-from bench.validate import validate_file, validate_path
+from bench.validate import taken_on_trust, validate_file, validate_path
 from conftest import RunIt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,3 +277,53 @@ def test_a_folder_is_validated_file_by_file(good: Path, tmp_path: Path) -> None:
     found = validate_path(tmp_path / "results")
     assert found[str(good)] == []
     assert "not JSON" in found[str(good.parent / "broken.json")][0]
+
+
+# ---- inputs that only the measuring machine has -----------------------------------------------
+
+EXTERNAL = """\
+version: 1
+name: external
+backends: [cpu]
+kernels: [sdpa-math/stock]
+seeds: 1
+cases:
+  - case: crash/gpt2
+    params: {data: text.bin, steps: 2, layers: 1, width: 16, context: 16, dtype: float32}
+"""
+
+
+@pytest.fixture
+def external(run_tiny: RunIt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run on a token file that is gone afterwards, as for everybody who reads the result."""
+    monkeypatch.setenv("ATTNREPRO_DATA", str(tmp_path))
+    (tmp_path / "text.bin").write_bytes(b"".join(bytes([i % 60, 0]) for i in range(200)))
+    config = tmp_path / "external.yaml"
+    config.write_text(EXTERNAL)
+    path = run_tiny(config=config).path
+    (tmp_path / "text.bin").unlink()
+    return path
+
+
+def test_an_external_file_is_taken_by_its_sha256_and_that_is_said(
+    external: Path, good: Path
+) -> None:
+    assert validate_file(external) == []
+    (note,) = taken_on_trust(external)
+    assert "made from data 'text.bin', not part of the suite" in note
+    assert taken_on_trust(good) == []
+
+
+def set_data(s: Submission) -> None:
+    s.rows[0].digests["data"] = "0" * 64
+
+
+def set_seed_of_inputs(s: Submission) -> None:
+    s.rows[0].digests["inputs"] = "0" * 64
+
+
+@pytest.mark.parametrize("edit", [set_data, set_seed_of_inputs])
+def test_with_an_external_file_the_rest_is_still_recomputed(
+    external: Path, edit: Callable[[Submission], None]
+) -> None:
+    assert any("digests.inputs" in problem for problem in edited(external, edit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,18 @@ from torch import Tensor
 
 from backends.base import Unsupported
 from backends.cpu import CpuBackend
+from backends.kernels import ladder
 from bench.inputs import Inputs, key_of, normal, tensor_bytes
 from bench.numerics import philox_words, round_mantissa
 from bench.registry import load_case
 from cases.base import Measurement, forward_backward
 from cases.crash.detector import MARGIN, PATIENCE, Detector, detect
+from cases.crash.documents import documents
 from cases.crash.language import LENGTH, VOCABULARY, Xorshift32, tokens
 from cases.crash.model import Size, fresh_model, initial_weights
-from cases.crash.train import PROBE_KEY, Probed, batch_offsets
+from cases.crash.signals import PROBE_KEY, Attention, leak_of, signals
+from cases.crash.steps import Recipe
+from cases.crash.train import Log, Plan, _largest_singular_values, batch_offsets, train
 
 CPU = CpuBackend()
 KERNELS = {n: kernel for n, kernel in CPU.kernels().items() if n.startswith("eager-ladder/")}
@@ -161,6 +165,38 @@ def test_the_text_is_these_bytes() -> None:
     assert (int(text.min()), int(text.max())) == (0, VOCABULARY - 1)
     found = hashlib.sha256(bytes(text.tolist())).hexdigest()
     assert found == "4b7c42c4a14e1c331aed70aed88388da14658e7be8612db90645b2b083384087"
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "sha256"),
+    [
+        (1024, "1964b78994dfeb2ad3d72c82a397f29433a5759570b1b8b4b9e70fe5ae1662c4"),
+        (8192, "b4a4a860d74bd096604bd590c90185189e1ff6fed84280e8b86619712c26a2d0"),
+    ],
+)
+def test_the_larger_text_is_these_bytes(vocabulary: int, sha256: str) -> None:
+    text = documents(vocabulary)
+    assert (text.shape, text.dtype) == ((4096 * 4096,), torch.int32)
+    assert (int(text.min()), int(text.max())) == (0, vocabulary - 1)
+    assert hashlib.sha256(tensor_bytes(text)).hexdigest() == sha256
+
+
+def test_copies_repeat_what_stands_before_them() -> None:
+    text = documents(1024, 400).reshape(4096, 400)
+    opens, closes, checked = 1022, 1023, 0
+    for line in text[:50].tolist():
+        starts = [i for i, token in enumerate(line) if token == opens and closes in line[i + 1 :]]
+        for start in starts:
+            # A copied span may hold brackets itself: its end is 4 to 15 tokens on, at a bracket.
+            ends = [e for e in range(start + 5, min(start + 17, 400)) if line[e] == closes]
+            before = line[max(0, start - 72) : start]
+            spans = [line[start + 1 : end] for end in ends]
+            checked += any(
+                before[i : i + len(span)] == span
+                for span in spans
+                for i in range(len(before) - len(span) + 1)
+            )
+    assert checked > 300
 
 
 def test_initial_weights_and_batches_are_these_bytes() -> None:
@@ -309,33 +345,129 @@ def test_without_coarse_mantissa_every_ladder_kernel_is_ordinary_attention() -> 
             )
 
 
-def test_the_ladder_takes_float32_alone_and_is_untiled() -> None:
+def test_the_ladder_is_untiled() -> None:
     for kernel in KERNELS.values():
-        assert kernel.dtypes == {torch.float32}
         assert kernel.launch_facts()["tile_keys"] == "whole"
+        assert "tile" not in kernel.option_names
+
+
+@pytest.mark.parametrize("fix", ["stock", "delta_fp32", "delta_dp", "delta_error_flipped"])
+def test_bf16_inputs_change_only_what_flash_attention_casts(fix: str) -> None:
+    """O is the M-bit O of the FP32 kernel on the same values; gradients differ by BF16 casts of P and dS."""
+    x = problem()
+    low = Inputs(*(t.bfloat16() for t in (x.q, x.k, x.v, x.do)), causal=True, scale=SCALE)
+    same = Inputs(*(t.float() for t in (low.q, low.k, low.v, low.do)), causal=True, scale=SCALE)
+    kernel = KERNELS[f"eager-ladder/{fix}"].configure(mantissa_bits=M)
+    found, expected = (forward_backward(kernel, CPU, problem) for problem in (low, same))
+    assert torch.equal(found.o.float(), expected.o)
+    for part in ("dq", "dk", "dv"):
+        a, b = getattr(found, part).float(), getattr(expected, part)
+        assert float((a - b).norm() / b.norm()) < 0.01, part
+        assert not torch.equal(a, b)
+
+
+def test_ladder_products_stay_fp32_under_autocast() -> None:
+    x = problem()
+    kernel = KERNELS["eager-ladder/delta_error_flipped"].configure(mantissa_bits=M)
+    expected = kernel(x.q, x.k, x.v, causal=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(kernel(x.q, x.k, x.v, causal=True), expected)
+
+
+@pytest.mark.parametrize("name", [n for n, k in KERNELS.items() if "compiled" in k.option_names])
+def test_elementwise_parts_can_be_compiled_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced without a break; run as they are (no compiler here), so the bits are the same."""
+    compile_traced = partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", compile_traced)
+    ladder._compiled.cache_clear()
+    kernel = KERNELS[name].configure(mantissa_bits=M)
+    found = forward_backward(kernel.configure(compiled=True), CPU, problem())
+    ladder._compiled.cache_clear()
+    assert found.digests() == forward_backward(kernel, CPU, problem()).digests()
+
+
+def test_grouped_heads_are_those_of_repeated_keys() -> None:
+    x = problem()
+    q = torch.cat([x.q, x.q.flip(2)], dim=1)  # [2, 2, 24, 16] on one key head
+    kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=M)
+    grouped = kernel(q, x.k, x.v, causal=True)
+    wide = kernel(q, x.k.repeat(1, 2, 1, 1), x.v.repeat(1, 2, 1, 1), causal=True)
+    torch.testing.assert_close(grouped, wide)
 
 
 # ---- the probe --------------------------------------------------------------------------------
 
 
+def look(dtype: torch.dtype, probe: bool, kernel: Any) -> tuple[Attention, Tensor, Tensor]:
+    """One looked-at call on `problem()`: the attention, o, dq."""
+    x = problem()
+    q, k, v = (t.to(dtype, copy=True).requires_grad_() for t in (x.q, x.k, x.v))
+    attention = Attention(kernel, probe=probe, look=True)
+    o = attention(0, q, k, v)
+    o.backward(x.do.to(dtype))
+    assert q.grad is not None
+    return attention, o.detach(), q.grad
+
+
 def test_the_probe_reads_rowsum_ds_and_changes_nothing_else() -> None:
     x = problem()
     kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=1)
-    q = x.q.clone().requires_grad_()
-    probed = Probed(kernel, "x", 0, 0, look=True)
-    o = probed(0, q, x.k, x.v)
-    o.backward(x.do)
+    attention, o, dq = look(torch.float32, True, kernel)
     plain = forward_backward(kernel, CPU, Inputs(x.q, x.k, x.v, x.do, True, SCALE))
-    torch.testing.assert_close(o.detach(), plain.o)
-    assert q.grad is not None
-    torch.testing.assert_close(q.grad, plain.dq)
+    torch.testing.assert_close(o, plain.o)
+    torch.testing.assert_close(dq, plain.dq)
     # Independently: a constant added to one channel of every key moves dq there by scale·c·rowsum(dS).
     shifted = torch.nn.functional.pad(x.k, (0, 1), value=PROBE_KEY)
     again = [torch.nn.functional.pad(t, (0, 1)) for t in (x.q, x.v, x.do)]
     wide = forward_backward(kernel, CPU, Inputs(again[0], shifted, again[1], again[2], True, SCALE))
-    torch.testing.assert_close(probed.leaks[0], wide.dq[..., -1] / (SCALE * PROBE_KEY))
-    assert probed.row_max[0].shape == (2, 1, 24, 1)
-    assert probed.repeats[0].dtype == torch.bool
+    leak = leak_of(attention.seen[0])
+    torch.testing.assert_close(leak, wide.dq[..., -1] / (SCALE * PROBE_KEY))
+    # And the second call, which leaves training alone, reads the same.
+    apart, o, dq = look(torch.float32, False, kernel)
+    assert torch.equal(o, plain.o)
+    assert torch.equal(dq, plain.dq)
+    torch.testing.assert_close(leak_of(apart.seen[0]), leak, rtol=1e-4, atol=1e-6)
+
+
+def test_signals_are_their_definitions() -> None:
+    kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=1)
+    attention, _, _ = look(torch.float32, True, kernel)
+    seen = attention.seen[0]
+    leak = leak_of(seen)
+    found = {name: float(value) for name, value in signals(seen, leak).items()}
+    q, k, v, do = (t[:, 0].double() for t in (seen.q, seen.k, seen.v, problem().do))  # [2, 24, 16]
+    s = (SCALE * q @ k.mT).masked_fill(torch.ones(24, 24).triu(1).bool(), -INF)
+    p = s.softmax(-1)
+    dp = do @ v.mT
+    ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+    rows = s.amax(-1)
+    assert found["row_max_abs"] == pytest.approx(float(rows.abs().max()))
+    repeats = (s >= rows[..., None] - 1e-3).sum(-1) > 1
+    assert found["repeated_max_share"] == pytest.approx(float(repeats.double().mean()))
+    assert found["max_p_mean"] == pytest.approx(float(p.amax(-1).mean()), rel=1e-5)
+    keys = k.reshape(-1, 16)
+    ratio = keys.mean(0).norm() / keys.norm(dim=-1).mean()
+    assert found["key_mean_ratio"] == pytest.approx(float(ratio), rel=1e-5)
+    share = leak.abs().sum().double() / ds.abs().sum()
+    assert found["leak_share"] == pytest.approx(float(share), rel=1e-4)
+    assert found["leak_share"] > 0.01
+
+
+def test_largest_singular_values_without_a_decomposition() -> None:
+    weights = [torch.from_numpy(normal(key_of("svd", n), (48, 48))).float() for n in range(3)]
+    weights.append(torch.eye(48))  # all alike: the worst case
+    weights.append(torch.full((48, 48), NAN))
+    exact = _largest_singular_values(weights)
+
+    class Elsewhere(Tensor):
+        device = torch.device("meta")
+
+    found = _largest_singular_values([w.as_subclass(Elsewhere) for w in weights])
+    assert found[:4] == pytest.approx(exact[:4], rel=1e-3)
+    assert math.isnan(found[4])
+    assert math.isnan(exact[4])
 
 
 # ---- the case, end to end ---------------------------------------------------------------------
@@ -391,6 +523,55 @@ def test_every_ladder_kernel_trains(name: str) -> None:
     assert all(math.isfinite(value) for key, value in found.metrics.items() if key != "crash_step")
 
 
+def trained(lr: float, steps: int, dtype: torch.dtype, plan: Plan) -> Log:
+    """A tiny run of two heads on the larger language."""
+    size = Size(layers=2, width=16, context=16, vocabulary=1024, heads=2)
+    text = documents(1024, 128)
+    return train(
+        fresh_model("x", size, 0), text, batch_offsets("x", 0, steps, 2, len(text) - 16),
+        KERNELS["eager-ladder/stock"].configure(mantissa_bits=1), Recipe(steps, lr, 2), size,
+        "x", 0, dtype, plan,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lr", [1e-2, 1.0])  # holds, and explodes
+def test_losses_read_late_are_those_read_at_once(dtype: torch.dtype, lr: float) -> None:
+    at_once = trained(lr, 200, dtype, Plan())
+    assert at_once.detector.exploded == (lr == 1.0)
+    for plan in (Plan(read_every=0), Plan(read_every=7)):
+        late = trained(lr, 200, dtype, plan)
+        assert late.loss == at_once.loss
+        assert late.gradient_norm == at_once.gradient_norm
+        assert late.steps == at_once.steps
+        assert repr(late.curves) == repr(at_once.curves)  # NaN too
+        assert late.detector.crash == at_once.detector.crash
+
+
+def test_going_on_after_an_explosion_keeps_its_step() -> None:
+    stopped = trained(1.0, 200, torch.float32, Plan())
+    went_on = trained(1.0, 200, torch.float32, Plan(stop_after_explosion=False))
+    assert len(stopped.loss) < len(went_on.loss) == 200
+    assert went_on.loss[: len(stopped.loss)] == stopped.loss
+    assert went_on.detector.crash == stopped.detector.crash
+    assert len(went_on.steps) == 20
+
+
+def test_looking_changes_no_loss() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        often, seldom = (trained(1e-2, 60, dtype, Plan(log_every=n)) for n in (5, 60))
+        assert often.loss == seldom.loss
+        assert (len(often.steps), len(seldom.steps)) == (12, 1)
+
+
+def test_parameters_added_later_leave_older_rows_their_key() -> None:
+    old = {"seed": 0, "steps": 1500, "lr": 6e-3, "batch": 4, "layers": 3, "width": 64}
+    assert CASE.Params().recorded() == {**old, "context": 128, "mlp_ratio": 2}
+    changed = CASE.Params(heads=2, stop_after_explosion=False).recorded()
+    assert (changed["heads"], changed["stop_after_explosion"]) == (2, False)
+    assert CASE.Params.added_later <= set(CASE.Params.model_fields)
+
+
 def test_training_stops_after_an_explosion() -> None:
     found, verdict = tiny(lr=1.0, steps=400)
     assert verdict.startswith("exploded@")
@@ -414,8 +595,10 @@ def test_verdict_from_metrics_alone(crash: float, spikes: float, expected: str) 
 
 def test_other_dtypes_and_several_seeds_in_a_row_are_refused() -> None:
     kernel, params = KERNELS["eager-ladder/stock"], CASE.Params(**TINY)
-    with pytest.raises(Unsupported, match="float32"):
-        CASE.run(kernel, CPU, params, torch.bfloat16, 1)
+    with pytest.raises(Unsupported, match="loss scaling"):
+        CASE.run(kernel, CPU, params, torch.float16, 1)
+    with pytest.raises(Unsupported, match=r"mantissa_bits 8: torch\.bfloat16 stores 7; .*float32"):
+        CASE.run(kernel.configure(mantissa_bits=8), CPU, params, torch.bfloat16, 1)
     with pytest.raises(Unsupported, match=r"list params\.seed"):
         CASE.run(kernel, CPU, params, torch.float32, 3)
 
@@ -423,7 +606,8 @@ def test_other_dtypes_and_several_seeds_in_a_row_are_refused() -> None:
 @pytest.mark.parametrize(
     ("params", "match"),
     [({"seed": -1}, "seed"), ({"steps": 0}, "steps"), ({"lr": 0}, "lr"), ({"lr": NAN}, "lr"),
-     ({"mantissa_bits": 1}, "mantissa_bits")],
+     ({"mantissa_bits": 1}, "mantissa_bits"), ({"width": 64, "heads": 3}, "multiple of heads"),
+     ({"width": 1000}, "at most 248 a head"), ({"vocabulary": 65}, "vocabulary")],
 )  # fmt: skip
 def test_parameters_are_strict(params: dict[str, Any], match: str) -> None:
     with pytest.raises(ValidationError, match=match):

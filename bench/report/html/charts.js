@@ -43,7 +43,7 @@ function pointsOf(rows, numbers, filters, name, point) {
       || rows.code("verdict", n) === "out_of_range") continue;
     if (filters.case !== name && !Object.entries(point).every(([k, v]) => (k === "dtype" ? u.dtype : u.params[k]) === v)) continue;
     const value = rows.columns.value[n], sem = rows.columns.sem[n] || 0;
-    found.push({ row: n, kernel: u.kernel + (u.options.beta > 2 ? ` β=${u.options.beta}` : ""), machine: rows.file(n).machine, backend: u.backend,
+    found.push({ row: n, kernel: u.kernel + (u.options.beta > 2 ? ` β=${u.options.beta}` : ""), machine: `${rows.file(n).machine} · ${u.backend}`,
       point: label(u), value, low: value - sem, high: value + sem, verdict: rows.code("verdict", n), fix: u.fix });
     if (found.length >= MAX_POINTS) break;
   }
@@ -52,7 +52,7 @@ function pointsOf(rows, numbers, filters, name, point) {
 
 function errorBars(id, values, axis, scale, many) {
   const y = { field: "kernel", type: "nominal", sort: null, title: null };
-  const tooltip = ["kernel", "machine", "backend", "point", "value", "verdict"].map((field) => ({ field }));
+  const tooltip = ["kernel", "machine", "point", "value", "verdict"].map((field) => ({ field }));
   const color = { field: "machine", type: "nominal", title: null, legend: many ? {} : null };
   return { data: { values }, width: wide(id), height: { step: many ? 30 : 16, for: "position" }, encoding: { y, ...(many ? { yOffset: { field: "machine" } } : {}) }, layer: [
     { mark: { type: "rule", color: colour("--soft"), strokeDash: [4, 3] }, encoding: { x: { datum: 0, type: "quantitative" }, y: null, yOffset: null } },
@@ -85,15 +85,19 @@ function ladderChart(rows, numbers) {
     const u = rows.unit(n), verdict = rows.code("verdict", n), step = Number(verdict.split("@")[1]);
     if (!u.case.startsWith("crash/") || !rows.current(n) || !Number.isFinite(step) || values.length >= MAX_POINTS) continue;
     values.push({ bits: u.options.mantissa_bits == null ? "full" : String(u.options.mantissa_bits), fix: u.fix, step: Math.max(1, step), verdict,
-      outcome: verdict.startsWith("exploded") ? "exploded at this step" : "no explosion up to this step", machine: rows.file(n).machine, seed: u.params.seed ?? 0 });
+      outcome: verdict.startsWith("exploded") ? "exploded at this step" : "no explosion up to this step", machine: `${rows.file(n).machine} · ${u.backend}`, seed: u.params.seed ?? 0 });
   }
   const color = { field: "fix", type: "nominal", title: null, sort: null, legend: { columns: narrow() ? 1 : 3 } };
-  const spec = values.length ? { data: { values }, width: { step: narrow() ? 9 : 14 }, height: 260,
-    mark: { type: "point", size: 60, strokeWidth: 2, opacity: 1 }, encoding: { x: { field: "bits", type: "ordinal", title: "mantissa bits of P̄ and O", axis: { labelAngle: 0 } },
-      xOffset: { field: "fix", sort: null }, y: { field: "step", type: "quantitative", scale: { type: "log", nice: false, padding: 14 }, title: "training step (log)" },
-      color, shape: { field: "outcome", type: "nominal", title: null, scale: { domain: ["exploded at this step", "no explosion up to this step"], range: ["cross", "triangle-up"] }, legend: { columns: 1 } },
-      tooltip: ["fix", "bits", "seed", "verdict", "machine"].map((field) => ({ field })) } } : null;
-  return draw("ladder", spec, "Step at which training exploded, by mantissa bits and fix; one mark a training run. A triangle did not explode as long as it ran.");
+  const many = (field) => new Set(values.map((v) => v[field])).size, marks = many("bits") * many("fix");
+  const space = document.getElementById("ladder").clientWidth - 90;
+  const spec = values.length ? { data: { values }, facet: { row: { field: "machine", type: "nominal", title: null } }, resolve: { scale: { x: "independent", xOffset: "independent" } },
+    spec: { width: { step: Math.max(4, Math.min(14, space / marks)) }, height: 190, mark: { type: "point", size: 50, strokeWidth: 2, opacity: 1 },
+      encoding: { x: { field: "bits", type: "ordinal", title: "mantissa bits of P̄ and O", axis: { labelAngle: 0 } }, xOffset: { field: "fix", sort: null },
+        y: { field: "step", type: "quantitative", scale: { type: "log", nice: false, padding: 14 }, title: "training step (log)" }, color,
+        shape: { field: "outcome", type: "nominal", title: null, legend: { columns: 1 },
+          scale: { domain: ["exploded at this step", "no explosion up to this step"], range: ["cross", "triangle-up"] } },
+        tooltip: ["fix", "bits", "seed", "verdict", "machine"].map((field) => ({ field })) } } } : null;
+  return draw("ladder", spec, "Step at which training exploded, by mantissa bits and fix; one mark a training run, one panel a machine (their models may differ in size). A triangle did not explode as long as it ran.");
 }
 
 function curvesChart(rows, data, filters) {

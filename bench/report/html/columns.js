@@ -90,7 +90,7 @@ function label(unit) {
   return pairs.map(([k, v]) => `${k}=${v}`).join(" ");
 }
 const word = (verdict) => verdict.split("@")[0];
-const isFine = (verdict) => ["", "pass", "stable", "measured"].includes(word(verdict));
+const isFine = (verdict) => ["", "pass", "holds", "stable", "measured"].includes(word(verdict));
 
 function show(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "" : value > 0 ? "∞" : "−∞";

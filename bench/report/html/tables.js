@@ -102,8 +102,8 @@ function fillSame(table, rows, numbers, open) {
   const machines = machinesOf(rows, numbers).slice(0, MAX_MACHINES), lines = sameBits(rows, numbers, machines);
   const letters = (cell) => make("span", {}, ...(cell.getValue() || []).map((c) => {
     const letter = c.letter < 0 ? "other inputs" : String.fromCharCode(65 + (c.letter % 26)) + (c.letter > 25 ? Math.floor(c.letter / 26) : "");
-    const n = c.row, runs = rows.columns.runs[n];
-    const button = make("button", { type: "button", className: "cell letter" }, letter + (runs > 1 ? ` ${rows.columns.agree[n]}/${runs} runs` : ""));
+    const n = c.row, runs = rows.columns.runs[n], where = cell.getValue().length > 1 ? `${rows.unit(n).backend} ` : "";
+    const button = make("button", { type: "button", className: "cell letter" }, where + letter + (runs > 1 ? ` ${rows.columns.agree[n]}/${runs} runs` : ""));
     if (c.letter >= 0) button.style.background = LETTER_COLOURS[c.letter % LETTER_COLOURS.length];
     button.addEventListener("click", () => open(n));
     return button;

@@ -1,0 +1,298 @@
+"""`crash/gpt2`: does GPT-2, trained as in the paper, blow up with this attention?"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from backends.base import Backend, Kernel, Unsupported
+from bench.distributed import from_main, together, world
+from bench.errors import UsageError
+from bench.inputs import digest, tensor_bytes
+from bench.records import Sha256, dumps
+from bench.source import source_sha256
+from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, Workspace
+from cases.crash.gpt2.batches import (
+    Batches,
+    CounterBatches,
+    Header,
+    check_replay,
+    counter_header,
+    read_batches,
+    write_counter,
+)  # fmt: skip
+from cases.crash.gpt2.data import BUNDLED, Tokens, bundled, check_tokens, data_path, open_tokens
+from cases.crash.gpt2.loop import Log, Run, Trainer, train
+from cases.crash.gpt2.optimizer import Recipe
+from cases.crash.ladder import Ladder
+from cases.crash.model import GPT, Size, initial_weights
+from cases.crash.train import one_thread
+
+MAX_LOGS = 499  # points of a curve in a result file
+MANY_WEIGHTS = 10_000_000  # beyond this, making them takes seconds and is said
+RECORD = "run.batches"  # the run's own record of its batch sequence, beside the checkpoints
+
+
+class Params(CaseParams):
+    """One training run. The defaults are a tiny model on the bundled text; the configs `gpt2-124m` and
+    `gpt2-350m` spell out the paper's recipe."""
+
+    seed: Annotated[int, Field(ge=0, lt=1024)] = 0  # of the weights, the batches, random rounding
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] = 60
+    data: Annotated[str, Field(min_length=1, max_length=200)] = BUNDLED  # or a token file
+    data_sha256: Sha256 | None = None  # refuse another token file than this
+    replay: Annotated[str, Field(min_length=1, max_length=200)] | None = None  # a batch file
+    layers: Annotated[int, Field(ge=1, le=48)] = 2
+    heads: Annotated[int, Field(ge=1, le=32)] = 2
+    width: Annotated[int, Field(ge=8, le=2048)] = 64
+    context: Annotated[int, Field(ge=8, le=4096)] = 64
+    vocabulary: Annotated[int, Field(ge=2, le=65536)] = 64
+    batch: Annotated[int, Field(ge=1, le=65536)] = 8  # sequences a step, over all processes
+    micro_batch: Annotated[int, Field(ge=1, le=1024)] = 4  # sequences a forward pass
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: Annotated[float, Field(gt=0, le=1)] = 3e-3
+    min_lr: Annotated[float, Field(ge=0, le=1)] = 3e-5
+    warmup: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    decay_steps: Annotated[int, Field(ge=1, le=10_000_000)] = 60
+    log_every: Annotated[int, Field(ge=1, le=100_000)] = 10  # steps between two looks
+    checkpoint_every: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    stop_when_exploded: bool = True
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"heads: {self.heads} does not divide width {self.width}")
+        if self.width // self.heads >= 256:
+            raise ValueError(
+                f"heads: {self.heads}: head_dim {self.width // self.heads}, at most 255"
+            )
+        if self.batch % self.micro_batch:
+            raise ValueError(f"micro_batch: {self.micro_batch} does not divide batch {self.batch}")
+        return self
+
+    @property
+    def size(self) -> Size:
+        return Size(
+            self.layers, self.width, self.context, mlp_ratio=4, vocabulary=self.vocabulary,
+            heads=self.heads,
+        )  # fmt: skip
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.lr, self.min_lr, self.warmup, self.decay_steps, self.optimizer)
+
+
+class Gpt2(BaseCase):
+    """Claim (arXiv 2510.04212): GPT-2 small trained in BF16 with flash attention explodes after several
+    thousand steps, and does not when δ is right. The paper's batches were never published; here they
+    are a function of the seed, or of a recorded file.
+
+    Inputs: GPT-2 (learned positions, pre-norm LayerNorm and linear layers without bias, GELU, tied head;
+    weights from integers) on a uint16 token file or the bundled text. dtype bfloat16 trains under
+    autocast, float32 without. One row is one run of hours: it keeps checkpoints, can be cut anywhere,
+    and runs on any number of processes (torchrun). Set-up and files: docs/gpt2.md.
+
+    Metrics: `crash_step` by the rule of `cases.crash.detector`, one log a step (inf: none), `steps_run`,
+    `spikes`, `best_loss` (moving average), `last_loss`, `gradient_norm_last`; the leak rowsum(dS) of an
+    extra pass in logged steps (`leak_mean`, `leak_coherence` = Σ leak / Σ |leak|, also by layer), max
+    |row-max score|, share of repeated maxima, ‖W_Q‖₂ and ‖W_K‖₂ of each layer. Digests: `loss` (float32
+    losses of all steps), `weights` (initial), `batches` (offsets of all steps), `data` (token file).
+
+    Verdict: `exploded@STEP`, `stable@STEPS`, or `spike`, as in `crash/ladder`.
+    """
+
+    name = "crash/gpt2"
+    Params = Params
+    outputs = ("loss", "weights", "batches", "data", "sequence")
+    headline = Headline("best_loss", "best loss, nats", "{:.2f}")
+
+    def values(self, params: CaseParams) -> int:
+        """None that a reader must make again: the digest names weights and batches by their streams."""
+        return 0
+
+    def check(self, params: CaseParams, seeds: int) -> None:
+        """Refuse what can be refused before anything runs. Raises UsageError."""
+        assert isinstance(params, Params)
+        if seeds != 1:
+            raise UsageError("one row is one training run: set seeds to 1 and list params.seed")
+        check_tokens(params.data, params.context)
+        if params.replay is not None:
+            read_batches(data_path(params.replay, "replay"))
+        if params.batch % (params.micro_batch * world().size):
+            raise UsageError(
+                f"batch: {params.batch} sequences a step do not divide among {world().size} processes "
+                f"in micro-batches of {params.micro_batch}; the product must divide the batch"
+            )
+
+    def run(
+        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
+    ) -> Measurement:
+        """A run without a place for checkpoints: short ones only."""
+        with tempfile.TemporaryDirectory() as folder:
+            workspace = Workspace(Path(folder), lambda text: None)
+            return self.run_in(workspace, kernel, backend, params, dtype, seeds)
+
+    def run_in(
+        self, workspace: Workspace, kernel: Kernel, backend: Backend, params: CaseParams,
+        dtype: torch.dtype, seeds: int,
+    ) -> Measurement:  # fmt: skip
+        """Train from the last checkpoint in the workspace on. Raises UsageError for bad input."""
+        assert isinstance(params, Params)
+        if dtype not in (torch.bfloat16, torch.float32):
+            raise Unsupported("trains in bfloat16 (autocast) or float32: set params.dtype to one")
+        self.check(params, seeds)
+        say = workspace.say if world().is_main else _silent
+        tokens = together(lambda: _open(params, say))
+        batches = together(lambda: _batches(self.name, params, tokens))
+        if world().is_main:
+            workspace.folder.mkdir(parents=True, exist_ok=True)
+            if params.replay is None:
+                write_counter(workspace.folder / RECORD, batches.header)
+        with one_thread():
+            model, weights = _model(self.name, params, backend.device, say)
+            run = _run(params, kernel, dtype, tokens, batches.header, weights)
+            log = train(Trainer(model, kernel, tokens, batches, run), workspace.folder, say)
+        metrics = run_metrics(log, params.layers)
+        digests = {
+            "loss": digest(torch.from_numpy(np.array(log.loss, dtype=np.float32))),
+            "weights": weights, "batches": log.batches, "data": tokens.sha256,
+            "sequence": batches.header.identity(),
+        }  # fmt: skip
+        digests["inputs"] = self.recomputed_inputs(params, dtype, seeds, digests)
+        return Measurement(metrics, digests, log.curves, _facts(run, tokens, log))
+
+    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
+        """sha256 of what the run is made from; a token file on this machine is read for it."""
+        assert isinstance(params, Params)
+        tokens = _open(params, _silent)
+        sequence = _batches(self.name, params, tokens).header.identity()
+        found = {"data": tokens.sha256, "sequence": sequence}
+        return self.recomputed_inputs(params, dtype, seeds, found)
+
+    def external_inputs(self, params: CaseParams) -> list[str]:
+        """Files that a reader does not have; a row's digests `data` and `sequence` stand for them."""
+        assert isinstance(params, Params)
+        token_file = [] if params.data == BUNDLED else [f"data '{params.data}'"]
+        return token_file + ([f"replay '{params.replay}'"] if params.replay else [])
+
+    def recomputed_inputs(
+        self, params: CaseParams, dtype: torch.dtype, seeds: int, digests: dict[str, str]
+    ) -> str:
+        """The digest from parameters alone, but for files outside the suite: their recorded sha256."""
+        assert isinstance(params, Params)
+        data = bundled()[1].sha256 if params.data == BUNDLED else digests.get("data", "")
+        sequence = digests.get("sequence", "")
+        if params.replay is None:  # length and sha256 of the tokens are not part of the identity
+            header = counter_header(
+                self.name, params.seed, 2, "0" * 64, params.context, params.batch
+            )
+            sequence = header.identity()
+        weights = {"generator": "bench.inputs.normal", "seed": params.seed, **vars(params.size)}
+        made_from = {"data": data, "sequence": sequence, "steps": params.steps, "weights": weights}
+        return hashlib.sha256(dumps(made_from).encode()).hexdigest()
+
+    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+        return Ladder().verdict(params, metrics)
+
+
+Say = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """Where nobody listens."""
+
+
+def _open(params: Params, say: Say) -> Tokens:
+    return open_tokens(params.data, params.context, params.vocabulary, params.data_sha256, say)
+
+
+def _batches(name: str, params: Params, tokens: Tokens) -> Batches:
+    """The run's own random sequence, or the recorded one that it is to replay."""
+    own = counter_header(
+        name, params.seed, len(tokens.ids), tokens.sha256, params.context, params.batch
+    )
+    if params.replay is None:
+        return CounterBatches(own)
+    path = data_path(params.replay, "replay")
+    recorded = read_batches(path)
+    check_replay(recorded.header, own, params.steps, path)
+    return recorded
+
+
+def _model(name: str, params: Params, device: torch.device, say: Say) -> tuple[GPT, str]:
+    """The fresh model on the device, and the sha256 of its weights.
+
+    Rank 0 makes them; DistributedDataParallel hands them to the other ranks.
+    """
+    model, h = GPT(params.size), hashlib.sha256()
+    if world().is_main:
+        count = sum(p.numel() for p in model.parameters())
+        if count > MANY_WEIGHTS:
+            say(f"making {count / 1e6:.0f} million weights from integers")
+        for parameter, values in initial_weights(name, params.size, params.seed):
+            model.get_parameter(parameter).data.copy_(values)
+            h.update(f"{parameter} {tuple(values.shape)}".encode())
+            h.update(tensor_bytes(values))
+    return model.to(device), from_main(h.hexdigest())
+
+
+def _run(
+    params: Params, kernel: Kernel, dtype: torch.dtype, tokens: Tokens, header: Header,
+    weights: str,
+) -> Run:  # fmt: skip
+    """Everything that decides the run's bits, for the loop and for its checkpoints."""
+    fingerprint: dict[str, Any] = params.model_dump(exclude={"data_sha256", "checkpoint_every"})
+    fingerprint |= {f"option_{k}": v for k, v in kernel.options.model_dump().items()}
+    fingerprint |= {
+        "kernel": kernel.name, "dtype": str(dtype).removeprefix("torch."),
+        "data_bytes": tokens.sha256, "sequence": header.identity(), "weights": weights,
+        "world_size": world().size, "torch": torch.__version__, "case_version": Gpt2.version,
+        "source": source_sha256(),
+    }  # fmt: skip
+    every = max(params.log_every, math.ceil(params.steps / MAX_LOGS))
+    return Run(
+        Gpt2.name, params.seed, params.steps, params.batch, params.micro_batch, params.recipe,
+        dtype, every, params.checkpoint_every, params.stop_when_exploded, fingerprint,
+    )  # fmt: skip
+
+
+def run_metrics(log: Log, layers: int) -> Metrics:
+    """What a finished run's log says; losses in nats, steps from 0."""
+    detector = log.detector
+    metrics = {
+        "crash_step": math.inf if detector.crash is None else float(detector.crash),
+        "spikes": float(detector.spikes),
+        "steps_run": float(len(log.loss)),
+        "best_loss": detector.best,
+        "last_loss": log.loss[-1],
+        "gradient_norm_last": log.gradient_norm[-1],
+    }
+    last = ["row_max_abs", "repeated_max_share"]
+    last += [f"{name}_norm_{layer}" for name in ("w_q", "w_k") for layer in range(layers)]
+    metrics |= {name: log.curves[name][-1] for name in last if name in log.curves}
+    if "leak_mean" in log.curves:
+        metrics["leak_mean"] = float(np.mean(log.curves["leak_mean"]))
+        for layer in ("", *(f"_{number}" for number in range(layers))):
+            total = sum(log.curves[f"leak_abs{layer}"])
+            share = sum(log.curves[f"leak_mean{layer}"]) / total if total else 0.0
+            metrics[f"leak_coherence{layer}"] = share
+    return metrics
+
+
+def _facts(run: Run, tokens: Tokens, log: Log) -> dict[str, Any]:
+    """How it was run: kept with the row, never compared."""
+    facts = {
+        "processes": world().size,
+        "micro_batch": run.micro_batch,
+        "data_tokens": len(tokens.ids),
+        "tokens_per_s": round(log.tokens_per_s, 1),
+    }
+    return facts | ({"no_leak": log.no_leak} if log.no_leak else {})
