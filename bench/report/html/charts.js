@@ -90,7 +90,7 @@ function ladderChart(rows, numbers) {
   const color = { field: "fix", type: "nominal", title: null, sort: null, legend: { columns: narrow() ? 1 : 3 } };
   const many = (field) => new Set(values.map((v) => v[field])).size, marks = many("bits") * many("fix");
   const space = document.getElementById("ladder").clientWidth - 90;
-  const spec = values.length ? { data: { values }, facet: { row: { field: "machine", type: "nominal", title: null } }, resolve: { scale: { x: "independent", xOffset: "independent" } },
+  const spec = values.length ? { data: { values }, facet: { row: { field: "machine", type: "nominal", title: null } }, resolve: { scale: { x: "independent" } },
     spec: { width: { step: Math.max(4, Math.min(14, space / marks)) }, height: 190, mark: { type: "point", size: 50, strokeWidth: 2, opacity: 1 },
       encoding: { x: { field: "bits", type: "ordinal", title: "mantissa bits of P̄ and O", axis: { labelAngle: 0 } }, xOffset: { field: "fix", sort: null },
         y: { field: "step", type: "quantitative", scale: { type: "log", nice: false, padding: 14 }, title: "training step (log)" }, color,
