@@ -19,6 +19,7 @@ from bench.errors import UsageError
 from bench.inputs import digest, tensor_bytes
 from bench.records import Sha256, dumps
 from bench.source import source_sha256
+from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, Workspace
 from cases.crash.gpt2.batches import (
     Batches,
@@ -156,7 +157,7 @@ class Gpt2(BaseCase):
             workspace.folder.mkdir(parents=True, exist_ok=True)
             if params.replay is None:
                 write_counter(workspace.folder / RECORD, batches.header)
-        with one_thread():
+        with one_thread(), algorithms(deterministic=True):
             model, weights = _model(self.name, params, backend.device, say)
             run = _run(params, kernel, dtype, tokens, batches.header, weights)
             log = train(Trainer(model, kernel, tokens, batches, run), workspace.folder, say)
