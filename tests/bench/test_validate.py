@@ -42,7 +42,8 @@ def committed() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split()]
 
 
-@pytest.mark.parametrize("path", committed(), ids=lambda p: p.name)
+@pytest.mark.timeout(1200)  # makes up to half a billion random values again
+@pytest.mark.parametrize("path", committed(), ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_committed_results_are_valid_and_of_todays_config(path: Path) -> None:
     assert validate_file(path) == []
     submission, _ = read_submission(path)
