@@ -31,11 +31,12 @@ _NUMBER_SCHEMA = {"anyOf": [{"type": "number"}, {"enum": list(NON_FINITE)}]}
 Number = Annotated[float, WithJsonSchema(_NUMBER_SCHEMA)]
 Int = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=rf"^[^{_UNSEEN}\t\r\n]*$")]
-Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+/-]{1,80}$")]
+KEY_PATTERN = r"^[A-Za-z0-9_.+:/-]{1,80}$"  # checked by `bench.store`, once for each distinct key
+Key = Annotated[str, WithJsonSchema({"type": "string", "pattern": KEY_PATTERN})]
 Scalar = StrictBool | Int | Number | Text | None
 Scalars = Annotated[dict[Key, Scalar], Field(max_length=32)]
 Texts = Annotated[list[Text], Field(max_length=64)]
-Facts = Annotated[dict[Key, Scalar | Texts | Scalars], Field(max_length=64)]
+Facts = Annotated[dict[Key, Scalar | Texts | Scalars], Field(max_length=32)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+:/-]{1,80}$")]
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.errors import UsageError
-from bench.records import MAX_BYTES, MAX_ROWS, Submission
+from bench.records import KEY_PATTERN, MAX_BYTES, MAX_ROWS, Submission
 
 MAX_KEYS = 256  # of one object
+_KEY = re.compile(KEY_PATTERN.replace("$", r"\Z"))
 MAX_OBJECTS = 8 * MAX_ROWS + 1000
 
 
@@ -33,6 +35,7 @@ class _Objects:
 
     def __init__(self) -> None:
         self.count = 0
+        self.keys: set[str] = set()
 
     def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         self.count += 1
@@ -45,7 +48,15 @@ class _Objects:
             names = [name for name, _ in pairs]
             twice = next(name for name in found if names.count(name) > 1)
             raise BadFile(f"key {short(repr(twice))} appears twice")
+        self.keys.update(found)
         return found
+
+    def check_keys(self) -> None:
+        for key in sorted(self.keys):
+            if not _KEY.match(key):
+                raise BadFile(
+                    f"key {short(repr(key))}: only letters, digits and _.+:/- are allowed"
+                )
 
 
 def _no_constant(text: str) -> Any:
@@ -70,8 +81,10 @@ def read_submission(path: Path, strict: bool = True) -> tuple[Submission, str]:
             return Submission.model_validate_json(text), text
         except ValidationError as error:
             raise _not_a_submission(error) from error
+    objects = _Objects()
     try:
-        data = json.loads(text, object_pairs_hook=_Objects(), parse_constant=_no_constant)
+        data = json.loads(text, object_pairs_hook=objects, parse_constant=_no_constant)
+        objects.check_keys()
     except json.JSONDecodeError as error:
         raise BadFile(f"not JSON: {error.msg} at line {error.lineno}") from error
     except (RecursionError, ValueError) as error:
