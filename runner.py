@@ -22,6 +22,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )  # fmt: skip
 
+from bench.captures import SUFFIX as CAPTURE
+from bench.captures import compare_captures, read_capture
+from bench.captures_text import captures_text
 from bench.catalog import catalog, catalog_text
 from bench.compare import compare as compare_submissions
 from bench.compare import comparison_text
@@ -32,12 +35,13 @@ from bench.errors import UsageError
 from bench.plan import Unit
 from bench.records import Row, dumps
 from bench.report.cases import run_tables
-from bench.report.collect import Found
+from bench.report.collect import Found, Loaded, load_all
 from bench.report.findings import findings
+from bench.report.plot import figures
 from bench.report.render import text_table
 from bench.report.write import FORMATS, write_report
 from bench.schema import schema_text
-from bench.store import BadFile, read_submission
+from bench.store import BadFile, read_submission, write_text
 from bench.validate import taken_on_trust, validate_path
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -189,6 +193,22 @@ def report(
 
 
 @app.command()
+def plot(
+    paths: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    output: Annotated[Path, typer.Option("-o", help="Folder for the figures.")] = Path("figures"),
+    as_json: Json = False,
+) -> None:
+    """Figures of the crash ladder over result files, as SVG; needs matplotlib."""
+    loaded = _load(paths or [Path("results")])
+    written = []
+    for name, svg in figures(loaded).items():
+        _write(output / name, svg)
+        written.append(str(output / name))
+    if as_json:
+        print(dumps({"written": written}))
+
+
+@app.command()
 def schema() -> None:
     """The JSON Schema of a result file (docs/schema/submission-v1.json)."""
     print(schema_text(), end="")
@@ -196,15 +216,40 @@ def schema() -> None:
 
 @app.command()
 def compare(a: Path, b: Path, as_json: Json = False) -> None:
-    """Two result files: facts, bits and biases that differ."""
+    """Two result files: facts, bits and biases that differ. Two captures (.safetensors): errors too."""
+    if a.suffix == b.suffix == CAPTURE:
+        captured = compare_captures(read_capture(a), read_capture(b))
+        print(dumps(captured.as_json()) if as_json else captures_text(captured, str(a), str(b)))
+        return
     submissions = []
     for path in (a, b):
+        if path.suffix == CAPTURE:
+            raise UsageError(f"{path}: a capture; the other file is none ({CAPTURE})")
         try:
             submissions.append(read_submission(path)[0])
         except BadFile as problem:
             raise UsageError(f"{path}: {problem}") from problem
     result = compare_submissions(*submissions)
     print(dumps(result.as_json()) if as_json else comparison_text(result, str(a), str(b)))
+
+
+def _load(paths: list[Path]) -> list[Loaded]:
+    """The readable submissions at `paths`; what is not one is named and left out."""
+    loaded, problems = load_all(paths)
+    for problem in problems:
+        say(f"left out: {problem}")
+    if not loaded:
+        raise UsageError(f"{_names(paths)}: no readable result files (*.json) there")
+    return loaded
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    say(f"wrote {path}")
 
 
 def _names(paths: list[Path]) -> str:

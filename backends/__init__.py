@@ -5,9 +5,16 @@ Adding a backend: write `backends/<name>.py` with `unavailable_reason()` and `cr
 that backend, and must import vendor packages inside `create()`.
 """
 
+import os
+
+# Before torch is imported: an installed torch_npu would load itself then, and where CANN is missing take
+# `import torch` down with it. `backends/ascend.py` loads it when it is asked for.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
 BACKENDS: dict[str, str] = {
     "cpu": "backends.cpu",
     "cuda": "backends.cuda",
+    "ascend": "backends.ascend",
 }
 
 # Every kernel name of every backend, so that a config can be checked on a machine that lacks some:
@@ -19,13 +26,14 @@ FIX_NAMES = (
 ABLATION_NAMES = (
     "o_fp32", "delta_rounded", "stochastic_independent", "delta_flipped", "delta_error_flipped",
 )  # fmt: skip
-OURS = ("eager-stored", "eager-fused", "triton")
+OURS = ("eager-stored", "eager-fused", "triton", "composite")
 CLOSED = (
     "sdpa-math", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "flex",
-    "flash-attn-2", "flash-attn-3", "flash-attn-4",
+    "flash-attn-2", "flash-attn-3", "flash-attn-4", "npu-fusion",
 )  # fmt: skip
 KNOWN_KERNELS = (
     *(f"{implementation}/{fix}" for implementation in OURS for fix in FIX_NAMES),
     *(f"eager-ladder/{fix}" for fix in FIX_NAMES + ABLATION_NAMES),
     *(f"{implementation}/stock" for implementation in CLOSED),
+    "composite/stabilized+vendor-backward",
 )

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from backends import BACKENDS
 from bench.errors import UsageError
+from bench.registry import unavailable_reason
 
 T = TypeVar("T")
 # Variables that make NCCL add in another order, hence other bits.
@@ -49,6 +51,8 @@ def join() -> None:
     """
     if dist.is_initialized() or not dist.is_torchelastic_launched():
         return
+    for name in BACKENDS:  # PyTorch knows some accelerators only once their package is loaded
+        unavailable_reason(name)
     backend = "cpu:gloo"
     if accelerator := torch.accelerator.current_accelerator(check_available=True):
         local, count = int(os.environ["LOCAL_RANK"]), torch.accelerator.device_count()

@@ -117,6 +117,8 @@ def prepare(request: Request) -> Run:
     """
     distributed.join()
     config, text = read_config(request.config)
+    if request.backend in BACKENDS:
+        load_backend(request.backend)  # says why, where it cannot run
     for problem in personal(text, "the text"):
         raise UsageError(f"{request.config}: {problem}; it would be copied into the result file")
     try:

@@ -23,6 +23,8 @@ from bench.records import KEY_PATTERN, MAX_BYTES, MAX_ROWS, Submission
 
 MAX_KEYS = 256  # of one object
 _KEY = re.compile(KEY_PATTERN.replace("$", r"\Z"))
+MAX_VALUES = 400_000  # of all rows
+MAX_FACTS = 2_000
 MAX_OBJECTS = 8 * MAX_ROWS + 1000
 
 
@@ -59,6 +61,28 @@ class _Objects:
                 )
 
 
+def _check_size(data: Any) -> None:
+    """Bounds on the number of values: a model that refuses each of a million takes seconds."""
+    if not isinstance(data, dict):
+        return
+    for name, limit in (("machine", MAX_FACTS), ("volatile", MAX_FACTS), ("rows", MAX_VALUES)):
+        if (count := _count(data.get(name))) > limit:
+            raise BadFile(f"{name}: {count} values, at most {limit} are allowed")
+
+
+def _count(value: Any) -> int:
+    """Values in a nested value, itself included."""
+    count, left = 0, [value]
+    while left:
+        item = left.pop()
+        count += 1
+        if isinstance(item, dict):
+            left.extend(item.values())
+        elif isinstance(item, list):
+            left.extend(item)
+    return count
+
+
 def _no_constant(text: str) -> Any:
     raise BadFile(f"bare {text}: write it as a string")
 
@@ -85,6 +109,7 @@ def read_submission(path: Path, strict: bool = True) -> tuple[Submission, str]:
     try:
         data = json.loads(text, object_pairs_hook=objects, parse_constant=_no_constant)
         objects.check_keys()
+        _check_size(data)
     except json.JSONDecodeError as error:
         raise BadFile(f"not JSON: {error.msg} at line {error.lineno}") from error
     except (RecursionError, ValueError) as error:

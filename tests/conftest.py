@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.ascend import unavailable_reason
 from bench.engine import Request, Run, execute, prepare
 from bench.plan import Unit
 from bench.records import Row
@@ -61,3 +62,20 @@ def run_tiny(tiny_config: Path, tmp_path: Path) -> RunIt:
         return run
 
     return run_it
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("requires_npu") and (reason := unavailable_reason()):
+            item.add_marker(pytest.mark.skip(reason=f"not run: {reason}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What needs torch_npu or an NPU and did not run is said at the end, with the reason."""
+    reasons: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        if "tests/ascend/" in report.nodeid and isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            reasons[reason] = reasons.get(reason, 0) + 1
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"tests/ascend: {count} skipped: {reason}")

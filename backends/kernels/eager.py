@@ -46,12 +46,20 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class EagerForward:
-    """o [B, Hq, T, D]; lse [B, Hq, T] FP32, natural log; and what the backward pass and tests need."""
+class Saved:
+    """What the backward pass takes from the forward pass, besides its inputs."""
 
-    o: Tensor
-    lse: Tensor
+    o: Tensor  # [B, Hq, T, D]
+    lse: Tensor  # [B, Hq, T] FP32, natural log
     residual: Tensor | None  # what δ takes for O, minus O; in the input dtype (None: nothing)
+
+
+@dataclass(frozen=True)
+class EagerForward(Saved):
+    """And what tests and kernels of other libraries ask for: lse = m + log ℓ."""
+
+    shift: Tensor  # m, [B, Hq, T] FP32; −inf for a row that sees nothing
+    total: Tensor  # ℓ = Σ P̄, [B, Hq, T] FP32
     fired: Tensor  # [B, Hq, T, tiles] bool: in this tile the fix changed the row's shift
 
 
@@ -175,12 +183,14 @@ def eager_forward(
         o=o.to(q.dtype).reshape(q.shape[:3] + v.shape[-1:]),
         lse=lse.reshape(q.shape[:3]),
         residual=residual,
+        shift=shift.reshape(q.shape[:3]),
+        total=total.reshape(q.shape[:3]),
         fired=torch.cat(fired, -1).reshape(*q.shape[:3], len(fired)),
     )
 
 
 def eager_backward(
-    q: Tensor, k: Tensor, v: Tensor, forward: EagerForward, do: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, saved: Saved, do: Tensor,
     causal: bool, scale: float, spec: Spec, mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq [B, Hq, T, D], dk and dv [B, Hkv, S, D] in the input dtype."""
@@ -188,7 +198,7 @@ def eager_backward(
     scores = _Scores(q, k, causal, scale, mask, spec, storage)
     kv_heads = k.shape[1]
     grad, values = _fold(do, kv_heads), v.float()
-    lse = _fold(forward.lse, kv_heads)[..., None]
+    lse = _fold(saved.lse, kv_heads)[..., None]
     lse = lse.masked_fill(lse == _MASKED, torch.inf)  # dead rows: P = exp(−inf) = 0
     tiles = _tiles(k.shape[2], spec.tile)
 
@@ -198,9 +208,9 @@ def eager_backward(
             p = torch.exp(scores(keys) - lse)
             delta += (p * (grad @ values[:, :, keys].mT)).sum(-1, keepdim=True)
     else:
-        o = _fold(forward.o, kv_heads)
-        if forward.residual is not None:
-            o = o + _fold(forward.residual, kv_heads)
+        o = _fold(saved.o, kv_heads)
+        if saved.residual is not None:
+            o = o + _fold(saved.residual, kv_heads)
         delta = (grad * o).sum(-1, keepdim=True)  # δ = rowsum(dO∘O)
 
     dq = torch.zeros_like(scores.q)
@@ -224,15 +234,13 @@ class EagerAttention(torch.autograd.Function):
     ) -> Tensor:
         result = eager_forward(q, k, v, causal, scale, spec)
         ctx.save_for_backward(q, k, v, result.o, result.lse, result.residual)
-        ctx.call = (causal, scale, spec, result.fired)
+        ctx.call = (causal, scale, spec)
         return result.o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, residual = ctx.saved_tensors
-        causal, scale, spec, fired = ctx.call
-        forward = EagerForward(o, lse, residual, fired)
-        grads = eager_backward(q, k, v, forward, do, causal, scale, spec)
+        grads = eager_backward(q, k, v, Saved(o, lse, residual), do, *ctx.call)
         return *grads, None, None, None
 
 

@@ -41,7 +41,21 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+TUPLES = tl.constexpr(hasattr(tl, "tuple"))  # Triton before 3.3 takes no tuples as arguments
 SHIFT_CONST = tl.constexpr(0.35)  # `shift_const`: natural-log units; a negative control
+
+
+@triton.jit
+def _row_pointer(x, batch, head, start, length, HEAD_DIM: tl.constexpr):
+    """(pointer to row `start` of one head, elements from row to row)."""
+    if TUPLES:
+        ptr, stride_b, stride_h, stride_t = x
+        ptr += batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
+        ptr += tl.cast(start, tl.int64) * stride_t
+    else:
+        stride_t = HEAD_DIM
+        ptr = x + (head.to(tl.int64) * length + start) * HEAD_DIM
+    return ptr, stride_t
 
 
 @triton.jit
@@ -52,9 +66,7 @@ def _load(x, batch, head, start, length, ROWS: tl.constexpr, HEAD_DIM: tl.conste
     if TMA:
         tile = x.load([batch, head, start, 0]).reshape(ROWS, BLOCK_D)
     else:
-        ptr, stride_b, stride_h, stride_t = x
-        ptr += batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
-        ptr += tl.cast(start, tl.int64) * stride_t
+        ptr, stride_t = _row_pointer(x, batch, head, start, length, HEAD_DIM)
         rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK_D)[None, :]
         inside = (start + rows < length) & (cols < HEAD_DIM)
         tile = tl.load(ptr + rows * stride_t + cols, mask=inside, other=0.0)
@@ -69,9 +81,7 @@ def _store(x, batch, head, start, length, tile, HEAD_DIM: tl.constexpr, TMA: tl.
     if TMA:
         x.store([batch, head, start, 0], tile.reshape(1, 1, ROWS, BLOCK_D))
     else:
-        ptr, stride_b, stride_h, stride_t = x
-        ptr += batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h
-        ptr += tl.cast(start, tl.int64) * stride_t
+        ptr, stride_t = _row_pointer(x, batch, head, start, length, HEAD_DIM)
         rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK_D)[None, :]
         inside = (start + rows < length) & (cols < HEAD_DIM)
         tl.store(ptr + rows * stride_t + cols, tile, mask=inside)

@@ -1,7 +1,8 @@
 """Host side of the Triton attention kernels: checks, launches, torch.library operators, autograd.
 
 Device code and the notation are in `triton_flash.py`.  Importing this file needs Triton; running it
-needs an NVIDIA GPU of capability 8.0 or newer (or Triton's interpreter, for tests).
+needs an NVIDIA GPU of capability 8.0 or newer, an Ascend NPU with triton-ascend, or Triton's
+interpreter, for tests.
 
     o = triton_attention(q, k, v, causal=True, fix="stabilized")        # differentiable
     o, lse = triton_attention_forward(q, k, v, causal=True)             # forward only
@@ -20,11 +21,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
+from backends.kernels import triton_flash
 from backends.kernels.fixes import FIXES
 from backends.kernels.triton_flash import dkdv_kernel, dq_kernel, forward_kernel
-from backends.kernels.triton_tiles import Config, Tile, default_config, pack, unpack
+from backends.kernels.triton_tiles import ASCEND, Config, Tile, default_config, pack, unpack
+
+with contextlib.suppress(ImportError):  # triton-ascend has none: there is no TMA
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
 HEAD_DIMS = (16, 32, 64, 96, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -47,9 +51,11 @@ def forward_switches(fix: str, dtype: torch.dtype) -> dict[str, int | bool]:
 
 
 @lru_cache
-def _capability(device: torch.device) -> tuple[int, int]:
+def capability_of(device: torch.device) -> tuple[int, int]:
     if device.type == "cpu":  # Triton's interpreter: any launch shape runs
         return MIN_CAPABILITY
+    if device.type == "npu":
+        return ASCEND
     return torch.cuda.get_device_capability(device)
 
 
@@ -57,7 +63,7 @@ def launch_facts(
     head_dim: int, dtype: torch.dtype, device: torch.device, config: Config | None = None
 ) -> dict:
     """Pinned launch shapes and versions, as recorded with every result row."""
-    config = config or default_config(head_dim, dtype, _capability(device))
+    config = config or default_config(head_dim, dtype, capability_of(device))
     versions = {"triton": triton.__version__, "torch": torch.__version__}
     return {**versions, "tma": _use_tma(device), **asdict(config)}
 
@@ -67,7 +73,8 @@ def launch_facts(
 
 @lru_cache
 def _interpreted() -> bool:
-    return triton.knobs.runtime.interpret
+    knobs = getattr(triton, "knobs", None)  # triton-ascend has none
+    return knobs is not None and knobs.runtime.interpret
 
 
 def check_inputs(
@@ -112,7 +119,7 @@ def check_inputs(
 
 def check_device(q: Tensor) -> None:
     """Raised at launch, not while tracing: fake tensors have no usable device."""
-    if _interpreted():
+    if _interpreted() or q.device.type == "npu":
         return
     if q.device.type != "cuda":
         here = "" if torch.cuda.is_available() else " (this machine offers none)"
@@ -151,10 +158,13 @@ def _launching_on(device: torch.device) -> Iterator[None]:
 
 
 def _addressable(x: Tensor) -> Tensor:
-    """x, or a contiguous copy if a tensor descriptor can't address its layout.
+    """x, or a contiguous copy if the kernels can't address its layout.
 
-    Descriptors need a dense last dimension, and a 16-byte aligned start and strides.
+    Descriptors need a dense last dimension, and a 16-byte aligned start and strides; a bare pointer
+    needs all dense.
     """
+    if not triton_flash.TUPLES.value:
+        return x.contiguous()
     step = 16 // x.element_size()
     strides = [s for s, n in zip(x.stride()[:3], x.shape[:3], strict=True) if n > 1]
     dense = x.stride(3) == 1 and all(s > 0 and s % step == 0 for s in strides)
@@ -167,11 +177,13 @@ def _use_tma(device: torch.device) -> bool:
 
     sm120 has the hardware too; untested there, it takes the plain path.
     """
-    return _capability(device)[0] in (9, 10)
+    return capability_of(device)[0] in (9, 10)
 
 
-def _pointer(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """x as (pointer, stride_b, stride_h, stride_t)."""
+def _pointer(x: Tensor):
+    """x as (pointer, stride_b, stride_h, stride_t), or itself, dense, where Triton takes no tuples."""
+    if not triton_flash.TUPLES.value:
+        return x
     # A dimension of size 1 may carry any stride: give it one that is surely aligned.
     b, h, t = (x.stride(i) if x.shape[i] > 1 else x.shape[3] for i in range(3))
     return x, b, h, t
@@ -186,6 +198,11 @@ def _argument(x: Tensor, block: int):
     return TensorDescriptor(x, list(x.shape), [*pointer[1:], 1], block_shape)
 
 
+def _heads(x: Tensor) -> int:
+    """Heads that the kernels count: with a bare pointer all sequences of the batch are heads of one."""
+    return x.shape[1] if triton_flash.TUPLES.value else x.shape[0] * x.shape[1]
+
+
 def _row_argument(x: Tensor, block: int):
     """Per-row values [B, H, T] as dkdv_kernel takes them: a 2-D descriptor, or the tensor."""
     if not _use_tma(x.device):
@@ -197,11 +214,12 @@ def _row_argument(x: Tensor, block: int):
 
 def _options(tile: Tile, x: Tensor) -> dict:
     """Compile-time arguments that every tiled kernel shares."""
-    return {
+    registers = {} if x.device.type == "npu" else {"maxnreg": tile.max_registers or None}
+    return registers | {
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "HEAD_DIM": x.shape[3],
         "DTYPE": TRITON_DTYPES[x.dtype], "PRECISION": "ieee", "TMA": _use_tma(x.device),
         "IN_REGISTERS": tile.in_registers, "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages, "maxnreg": tile.max_registers or None,
+        "num_stages": tile.num_stages,
     }  # fmt: skip
 
 
@@ -227,7 +245,7 @@ def _launch_forward(
         forward_kernel[(triton.cdiv(len_q, tile.block_m) * batch * heads,)](
             _argument(q, tile.block_m), _argument(k, tile.block_n), _argument(v, tile.block_n),
             o_argument, _argument(residual, tile.block_m) if switches["RESIDUAL"] else o_argument,
-            lse, fired, heads, heads // k.shape[1], len_q, k.shape[2], scale, beta, tol, seed,
+            lse, fired, _heads(q), heads // k.shape[1], len_q, k.shape[2], scale, beta, tol, seed,
             CAUSAL=causal, TRACE=trace, **switches, **_options(tile, q),
         )  # fmt: skip
     return o, lse, residual, fired
@@ -246,7 +264,7 @@ def _launch_dq(
         _argument(q, tile.block_m), _argument(k, tile.block_n), _argument(v, tile.block_n),
         _argument(do, tile.block_m), _pointer(o), _pointer(residual if fix == "delta_fp32" else o),
         _argument(dq, tile.block_m), lse, lse_log2, delta,
-        heads, heads // k.shape[1], len_q, k.shape[2], padded_q, scale, CAUSAL=causal,
+        _heads(q), heads // k.shape[1], len_q, k.shape[2], padded_q, scale, CAUSAL=causal,
         RESIDUAL=fix == "delta_fp32", DELTA_DP=fix == "delta_dp", **_options(tile, q),
     )  # fmt: skip
     return dq, lse_log2, delta
@@ -263,7 +281,7 @@ def _launch_dkdv(
         _argument(q, tile.block_m), _argument(k, tile.block_n), _argument(v, tile.block_n),
         _argument(do, tile.block_m), _argument(dk, tile.block_n), _argument(dv, tile.block_n),
         _row_argument(lse_log2, tile.block_m), _row_argument(delta, tile.block_m),
-        heads, heads // kv_heads, len_q, len_k, delta.shape[2], scale,
+        _heads(q), heads // kv_heads, len_q, len_k, delta.shape[2], scale,
         CAUSAL=causal, **_options(tile, q),
     )  # fmt: skip
     return dk, dv
@@ -286,9 +304,10 @@ def _launch_backward(
 
 
 # ---------------------------------------------------------------------- torch.library and autograd
-def _config(packed: list[int], q: Tensor) -> Config:
+def _config(packed: list[int], q: Tensor, fix: str) -> Config:
     """The launch shapes in `packed`, or the pinned default for q if it is empty."""
-    return unpack(packed) or default_config(q.shape[3], q.dtype, _capability(q.device))
+    chip, stochastic = capability_of(q.device), FIXES[fix].stochastic
+    return unpack(packed) or default_config(q.shape[3], q.dtype, chip, stochastic)
 
 
 @torch.library.custom_op("attnrepro::triton_forward", mutates_args=())
@@ -296,7 +315,9 @@ def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, fix: str, beta: float, tol: float,
     seed: int, config: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _launch_forward(q, k, v, causal, scale, fix, beta, tol, seed, _config(config, q))[:3]
+    return _launch_forward(q, k, v, causal, scale, fix, beta, tol, seed, _config(config, q, fix))[
+        :3
+    ]
 
 
 @_forward_op.register_fake
@@ -312,7 +333,7 @@ def _backward_op(
     causal: bool, scale: float, fix: str, config: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return _launch_backward(
-        do, q, k, v, o, lse, residual, causal, scale, fix, _config(config, q)
+        do, q, k, v, o, lse, residual, causal, scale, fix, _config(config, q, fix)
     )  # fmt: skip
 
 
@@ -381,6 +402,6 @@ def shifted_tiles(
 ) -> Tensor:  # fmt: skip
     """Which (row, key tile) took `stabilized`'s shift: int8 [B, Hq, Tq, cdiv(Tk, block_n)]."""
     scale = _checked_scale(q, k, v, scale, "stabilized", beta, tol, 0)
-    config = config or default_config(q.shape[3], q.dtype, _capability(q.device))
+    config = config or default_config(q.shape[3], q.dtype, capability_of(q.device))
     args = (q, k, v, causal, scale, "stabilized", beta, tol, 0, config)
     return _launch_forward(*args, trace=True)[3]

@@ -69,8 +69,11 @@ class TritonKernel:
         check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=256)
         if q.shape[3] not in ops.HEAD_DIMS:
             raise Unsupported(f"head_dim {q.shape[3]}: this kernel takes {ops.HEAD_DIMS}")
-        config = default_config(q.shape[3], q.dtype, torch.cuda.get_device_capability(q.device))
+        chip, stochastic = ops.capability_of(q.device), FIXES[self.fix].stochastic
+        config = default_config(q.shape[3], q.dtype, chip, stochastic)
         if self.options.autotune:
+            if q.device.type != "cuda":
+                raise Unsupported(f"autotune: on CUDA alone, not on {q.device.type}")
             config = _tuned(self.fix, causal, q.dtype, q.device, tuple(q.shape), tuple(k.shape))
         if self.options.block_n:
             config = replace(config, forward=replace(config.forward, block_n=self.options.block_n))

@@ -6,7 +6,7 @@ changes digests. No Triton is needed to read this file.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
@@ -53,16 +53,35 @@ PINNED = {
         128: Config(Tile(64, 64, 4, 2), Tile(64, 64, 8, 2), Tile(64, 32, 4, 2)),
         256: Config(Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 4, 1)),
     },
+    # Within 192 KiB of unified buffer a vector core, 64/64/128 KiB of L0A/L0B/L0C and 512 KiB of L1 a
+    # cube core, every fix; compiled ahead of time, never run. Warps and stages mean nothing there.
+    "ascend910b": {
+        128: Config(Tile(64, 64, 4, 1), Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
+        256: Config(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    },
 }
+ASCEND = (0, 0)  # stands for the compute capability that an NPU has none of
 FP32 = Config(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))  # no tensor cores
+ASCEND_FP32 = replace(FP32, dkdv=Tile(16, 32, 4, 1))  # what fits at head_dim 256
 
 
-def default_config(head_dim: int, dtype: torch.dtype, capability: tuple[int, int]) -> Config:
-    """The pinned launch shapes for a head_dim, dtype and compute capability."""
+def default_config(
+    head_dim: int, dtype: torch.dtype, capability: tuple[int, int], stochastic: bool = False
+) -> Config:
+    """The pinned launch shapes for a head_dim, dtype and compute capability.
+
+    Args: stochastic the fix rounds O stochastically: bishengir-compile (1.2.0) does not finish on random
+    words for more than 4096 elements. Fewer queries a tile change no row's order of summation.
+    """
     if dtype == torch.float32:
-        return FP32
-    family = {9: "sm90", 10: "sm100"}.get(capability[0], "sm80")
-    return next(config for limit, config in PINNED[family].items() if head_dim <= limit)
+        return ASCEND_FP32 if capability == ASCEND else FP32
+    family = {0: "ascend910b", 9: "sm90", 10: "sm100"}.get(capability[0], "sm80")
+    config = next(config for limit, config in PINNED[family].items() if head_dim <= limit)
+    if stochastic and capability == ASCEND:
+        padded = 1 << (head_dim - 1).bit_length()
+        queries = min(config.forward.block_m, 4096 // padded)
+        config = replace(config, forward=replace(config.forward, block_m=queries))
+    return config
 
 
 # torch.library operators take no dataclass, so a Config travels as 18 integers, or none for the default.

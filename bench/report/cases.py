@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.report.collect import Found
+from bench.report.ladder import ladder_overview
 from bench.report.speed import speed_tables
 from bench.report.tables import Cell, Table, case_table
 
@@ -19,13 +20,21 @@ def tables_of(case: str, found: Sequence[Found], machine: str) -> list[Table]:
     return speed_tables(found, machine) if is_timed(case) else [case_table(case, found, machine)]
 
 
+def overview_tables(case: str, found: Sequence[Found], machine: str = "") -> list[Table]:
+    """Tables over all rows of a case, whatever their file; most cases have none."""
+    return ladder_overview(found, machine) if case == "crash/ladder" else []
+
+
 def run_tables(found: Sequence[Found], machine: str) -> list[Table]:
     """What a run shows at its end: one table if the points of all cases fit side by side."""
     cases = list(dict.fromkeys(f.row.case for f in found))
     tables = [
         table
         for case in cases
-        for table in tables_of(case, [f for f in found if f.row.case == case], machine)
+        for table in (
+            *tables_of(case, [f for f in found if f.row.case == case], machine),
+            *overview_tables(case, [f for f in found if f.row.case == case], machine),
+        )
     ]
     if sum(len(t.columns) for t in tables) > 6 or any(map(is_timed, cases)):
         return tables

@@ -9,7 +9,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench.report.answers import answer_table
-from bench.report.cases import is_timed, tables_of
+from bench.report.cases import is_timed, overview_tables, tables_of
 from bench.report.collect import Found, Loaded, all_rows
 from bench.report.current import Current, current
 from bench.report.export import csv_report, json_report
@@ -60,7 +60,7 @@ def markdown_table(table: Table, base: Path) -> str:
     ]
     headers = [table.corner, *(_escape(column) for column in table.columns)]
     grid = tabulate(body, headers, tablefmt="github", disable_numparse=True)
-    return f"{table.note}\n\n{grid}"
+    return f"{_escape(table.note)}\n\n{grid}"
 
 
 def terminal_report(now: Current) -> str:
@@ -74,6 +74,9 @@ def terminal_report(now: Current) -> str:
     for machine, file, case in timed:
         own = [f for f in found if (f.machine, f.file, f.row.case) == (machine, file, case)]
         parts += [text_table(table) for table in tables_of(case, own, machine)]
+    for case in dict.fromkeys(f.row.case for f in found):
+        own = [f for f in found if f.row.case == case]
+        parts += [text_table(table) for table in overview_tables(case, own)]
     if missing := awaited(found):
         parts.append("Awaiting submission: " + ", ".join(missing))
     parts += _set_apart(now)
@@ -122,6 +125,8 @@ def markdown_report(loaded: list[Loaded], now: Current, base: Path) -> str:
         out += ["## Same bits?", "", markdown_table(digests, base), ""]
     for case in dict.fromkeys(f.row.case for f in found):
         out += [f"## {case}", ""]
+        for table in overview_tables(case, [f for f in found if f.row.case == case]):
+            out += [f"### {_escape(table.title)}", "", markdown_table(table, base), ""]
         for item in loaded:
             chosen = [f for f in found if f.loaded is item and f.row.case == case]
             if chosen:

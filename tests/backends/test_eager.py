@@ -13,7 +13,7 @@ from torch import Tensor
 
 from backends.base import Kernel, Unsupported
 from backends.cpu import CpuBackend
-from backends.kernels.eager import EagerForward, Spec, eager_backward, eager_forward
+from backends.kernels.eager import Saved, Spec, eager_backward, eager_forward
 from backends.kernels.eager_kernels import EagerKernel, eager_kernels
 from backends.kernels.fixes import FIXES, SHIFT_CONST, row_shift
 from bench.inputs import Inputs, key_of, normal, to_storage
@@ -560,7 +560,7 @@ def test_the_backward_pass_reads_o_and_the_residual(policy: str) -> None:
     x, ref = problem(SMALL[1], torch.bfloat16)
     spec = Spec(policy, FIXES["delta_fp32"])  # type: ignore[arg-type]
     out = eager_forward(x.q, x.k, x.v, x.causal, ref.scale, spec)
-    without = EagerForward(out.o, out.lse, None, out.fired)
+    without = Saved(out.o, out.lse, None)
     args = (x.do, x.causal, ref.scale, spec)
     with_residual = eager_backward(x.q, x.k, x.v, out, *args)
     assert not torch.equal(eager_backward(x.q, x.k, x.v, without, *args)[0], with_residual[0])

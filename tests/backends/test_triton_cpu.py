@@ -36,6 +36,7 @@ SHAPES = {  # (B, Hq, Hkv, Tq, Tk, D)
     "odd": (2, 2, 2, 37, 37, 16),
     "gqa": (1, 4, 1, 40, 33, 32),
     "long_queries": (1, 2, 1, 70, 33, 96),
+    "batches": (3, 4, 2, 37, 45, 16),
 }
 
 
@@ -49,7 +50,7 @@ def attention_fp64(q, k, v, causal, scale):
     return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
 
 
-def relative_errors(shape, causal, fix, tma):
+def relative_errors(shape, causal, fix, tma, tuples=True):
     """Largest error over largest value, for o, lse, dq, dk, dv."""
     batch, heads, kv_heads, len_q, len_k, head_dim = shape
     generator = torch.Generator().manual_seed(7)
@@ -57,6 +58,7 @@ def relative_errors(shape, causal, fix, tma):
     k, v = (torch.randn(batch, kv_heads, len_k, head_dim, generator=generator) for _ in range(2))
     k[:, :, 1::3] = k[:, :, :1]  # repeated maxima, within tiles and across them
     ops._use_tma = lambda _device: tma
+    kernels.TUPLES = tl.constexpr(tuples)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     o = ops.triton_attention(*leaves, causal=causal, fix=fix)
     got = [o, ops.triton_attention_forward(q, k, v, causal=causal, fix=fix)[1]]
@@ -158,6 +160,10 @@ def interpret_everything():
         )
         # the descriptor path of sm90, interpreted
         results[f"tma-gqa-{causal}"] = relative_errors(SHAPES["gqa"], causal, "delta_fp32", True)
+        # the bare pointers of triton-ascend, interpreted
+        results[f"dense-batches-{causal}"] = relative_errors(
+            SHAPES["batches"], causal, "delta_fp32", False, tuples=False
+        )
     return results
 
 
@@ -183,7 +189,14 @@ def interpreted():
 
 CASES = [f"{fix}-odd-{causal}" for fix in ops.FIXES for causal in (False, True)] + [
     f"{case}-{causal}"
-    for case in ("stock-one", "stock-gqa", "stock-long_queries", "delta_dp-gqa", "tma-gqa")
+    for case in (
+        "stock-one",
+        "stock-gqa",
+        "stock-long_queries",
+        "delta_dp-gqa",
+        "tma-gqa",
+        "dense-batches",
+    )
     for causal in (False, True)
 ]
 

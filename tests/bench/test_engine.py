@@ -292,3 +292,9 @@ def test_unavailable_backend_says_why(
     monkeypatch.setattr("backends.cpu.unavailable_reason", lambda: "no such device")
     with pytest.raises(UsageError, match="'cdua' is not available here: no such device"):
         prepare(Request(tiny_config, tmp_path))
+
+
+@pytest.mark.skipif(engine.unavailable_reason("ascend") is None, reason="there is an NPU")
+def test_a_filter_for_an_unavailable_backend_says_why(tiny_config: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'ascend' is not available here: .*torch_npu"):
+        prepare(Request(tiny_config, tmp_path, backend="ascend"))

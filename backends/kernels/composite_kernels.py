@@ -1,0 +1,82 @@
+"""The composite operators as the suite sees them: `composite/<fix>`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from backends.base import Forward, KernelOptions
+from backends.kernels.checks import check_qkv
+from backends.kernels.closed import FLOATS
+from backends.kernels.composite import forward_op
+from backends.kernels.eager import default_scale
+from backends.kernels.fixes import FIXES
+
+MAX_HEAD_DIM = 768  # that of the vendor's kernel, so that both take the same problems
+
+
+class CompositeOptions(KernelOptions):
+    """Knobs of the composite kernels; each fix takes those that concern it."""
+
+    tile: Annotated[int, Field(ge=0, le=65536)] = 128  # keys a tile; 0 = the whole sequence
+    beta: Annotated[float, Field(ge=1, le=64)] = 2.0
+    tol: Annotated[float, Field(ge=0, le=1)] = 1e-3
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of stochastic rounding
+
+
+@dataclass(frozen=True)
+class CompositeKernel:
+    """One fix, at some options."""
+
+    fix: str
+    options: CompositeOptions = field(default_factory=CompositeOptions)
+    dtypes: frozenset[torch.dtype] = FLOATS
+
+    @property
+    def name(self) -> str:
+        return f"composite/{self.fix}"
+
+    @property
+    def option_names(self) -> frozenset[str]:
+        fix = FIXES[self.fix]
+        names = {"tile"} | ({"beta", "tol"} if fix.shift == "repeated" else set())
+        return frozenset(names | ({"seed"} if fix.stochastic else set()))
+
+    def configure(self, **options: Any) -> CompositeKernel:
+        changed = CompositeOptions.model_validate(self.options.model_dump() | options)
+        return CompositeKernel(self.fix, changed, self.dtypes)
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """o [B, Hq, T, D], m and ℓ [B, Hq, T], the residual of O (empty if none); differentiable in o."""
+        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        x = self.options
+        return forward_op(
+            q, k, v, causal, default_scale(q, scale), self.fix, x.tile, x.beta, x.tol, x.seed
+        )
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Tensor:
+        return self.run(q, k, v, causal, scale)[0]
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Forward:
+        with torch.no_grad():
+            o, m, total, _ = self.run(q, k, v, causal, scale)
+        return Forward(o, m + total.log())
+
+    def launch_facts(self) -> dict[str, Any]:
+        return {"tile_keys": self.options.tile or "whole", "matmul": "fp32", "exp": "fp32"}
+
+
+def composite_kernels() -> dict[str, CompositeKernel]:
+    """Every fix, stock included: without it a property of the vendor's kernel looks like one of the fix."""
+    kernels = [CompositeKernel(fix) for fix in FIXES]
+    return {kernel.name: kernel for kernel in kernels}

@@ -1,0 +1,1 @@
+"""Measurements that answer one question once; not part of a run."""
