@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint bench report figures clean
+.PHONY: run test lint bench report page figures clean
 
 run: $(VENV)/run.done
 	$(BIN)/python runner.py run $(CONFIG)
@@ -24,6 +24,9 @@ bench: $(VENV)/dev.done
 
 report: $(VENV)/run.done
 	$(BIN)/python runner.py report $$(git ls-files 'results/*.json') --format markdown -o results/REPORT.md
+
+page: $(VENV)/run.done
+	$(BIN)/python runner.py report $$(git ls-files 'results/*.json') --format html -o site/index.html
 
 figures: $(VENV)/dev.done
 	$(BIN)/python runner.py plot $$(git ls-files 'results/*/ladder-*.json') -o docs/figures

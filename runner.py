@@ -28,6 +28,7 @@ from bench.captures_text import captures_text
 from bench.catalog import catalog, catalog_text
 from bench.compare import compare as compare_submissions
 from bench.compare import comparison_text
+from bench.contribute import check_contribution, contribution
 from bench.distributed import launcher, leave, world
 from bench.engine import Request, Run, execute, prepare
 from bench.errors import UsageError
@@ -37,7 +38,9 @@ from bench.report.cases import run_tables
 from bench.report.collect import Found, Loaded, load_all
 from bench.report.findings import findings
 from bench.report.plot import figures
-from bench.report.render import FORMATS, render, text_table
+from bench.report.render import text_table
+from bench.report.write import FORMATS, write_report
+from bench.schema import schema_text
 from bench.store import BadFile, read_submission, write_text
 from bench.validate import taken_on_trust, validate_path
 
@@ -90,16 +93,24 @@ def run(
     backend: Glob = None,
     kernel: Glob = None,
     case: Glob = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Only the unit of this id (the page shows it).")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="key=value of a parameter or option; repeatable.")
     ] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is already in the file.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Units side by side.")] = 1,
+    contribute: Annotated[
+        bool, typer.Option(help="End with the commands of a pull request.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option(help="Print the plan and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure what a config asks for, writing the result file after every unit."""
-    request = Request(config, results, backend, kernel, case, only or (), force, jobs)
+    request = Request(config, results, backend, kernel, case, unit, only or (), force, jobs)
+    if contribute:
+        check_contribution(request)
     planned = prepare(request)
     say(f"{config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
     if dry_run:
@@ -121,6 +132,8 @@ def run(
     for note in planned.notes:
         say(f"note: {note}")
     _print_run(planned, as_json)
+    if contribute:
+        say("\n".join(["", *contribution(planned.path)]))
     raise typer.Exit(1 if any(row.status == "error" for row in planned.selected_rows()) else 0)
 
 
@@ -134,12 +147,14 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def validate(
     paths: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
+    quick: Annotated[bool, typer.Option(help="Structure alone: no inputs are made again.")] = False,
+    fresh: Annotated[bool, typer.Option(help="Refuse rows of an older version of a case.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check result files; every problem is printed, and the exit code is 1 if there is one."""
     found: dict[str, list[str]] = {}
     for path in paths:
-        found |= validate_path(path)
+        found |= validate_path(path, inputs=not quick, fresh=fresh)
     if not found:
         raise UsageError(f"{_names(paths)}: no result files (*.json) there")
     if as_json:
@@ -158,20 +173,23 @@ def validate(
 @app.command()
 def report(
     paths: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
-    format: Annotated[str, typer.Option(help="text, markdown, csv or json.")] = "text",
+    format: Annotated[str, typer.Option(help=f"{', '.join(FORMATS)}.")] = "text",
     output: Annotated[Path | None, typer.Option("-o", help="Write to a file.")] = None,
+    links: Annotated[
+        str | None, typer.Option(help="html: URL of the results folder, for the page's links.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tables over result files, for a terminal, as Markdown, CSV or JSON."""
-    chosen = "json" if as_json else format
-    if chosen not in FORMATS:
-        raise UsageError(f"--format: '{chosen}'; allowed: {', '.join(FORMATS)}")
-    loaded = _load(paths or [Path("results")])
-    text = render(chosen, loaded, output.parent if output else Path())
-    if output is None:
+    """Tables over result files: for a terminal, a paper, a browser, a spreadsheet."""
+    text, problems = write_report(
+        "json" if as_json else format, paths or [Path("results")], output, links
+    )
+    for problem in problems:
+        say(f"left out: {problem}")
+    if text is None:
+        say(f"wrote {output}")
+    else:
         print(text, end="")
-        return
-    _write(output, text)
 
 
 @app.command()
@@ -188,6 +206,12 @@ def plot(
         written.append(str(output / name))
     if as_json:
         print(dumps({"written": written}))
+
+
+@app.command()
+def schema() -> None:
+    """The JSON Schema of a result file (docs/schema/submission-v1.json)."""
+    print(schema_text(), end="")
 
 
 @app.command()
@@ -269,6 +293,8 @@ def _arguments(request: Request) -> list[str]:
     for flag in ("backend", "kernel", "case"):
         if (pattern := getattr(request, flag)) is not None:
             arguments += [f"--{flag}", f"'{pattern}'"]
+    if request.unit is not None:
+        arguments += ["--unit", request.unit]
     for condition in request.only:
         arguments += ["--only", condition]
     return arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bench.errors import UsageError, nearest
 from bench.records import Slug
 
-MAX_CONFIG_BYTES = 64 * 1024
+MAX_BRACKETS = 20  # open at once: PyYAML takes quadratic time over deeper ones
+MAX_CONFIG_BYTES = 16 * 1024  # a config may come from a stranger's result file: 0.2 s to parse
 
 
 class _Strict(BaseModel):
@@ -21,15 +23,16 @@ class _Strict(BaseModel):
 
 
 Seeds = Annotated[int, Field(ge=1, le=1024)]
+Globs = Annotated[list[Annotated[str, Field(max_length=80)]], Field(min_length=1, max_length=32)]
 
 
 class CaseEntry(_Strict):
     """One case with its parameters; every list is one factor of a product."""
 
-    case: str
+    case: Annotated[str, Field(max_length=80)]
     params: dict[str, Any] = {}
     options: dict[str, Any] = {}  # of the kernels: tile, beta, …
-    kernels: Annotated[list[str], Field(min_length=1)] | None = None  # narrows the config's list
+    kernels: Globs | None = None  # narrows the config's list
     seeds: Seeds | None = None
 
 
@@ -38,10 +41,10 @@ class Config(_Strict):
 
     version: Literal[1]
     name: Slug
-    backends: Annotated[list[str], Field(min_length=1)] = ["auto"]
-    kernels: Annotated[list[str], Field(min_length=1)] = ["*"]  # globs; `!glob` takes away
+    backends: Globs = ["auto"]
+    kernels: Globs = ["*"]  # globs; `!glob` takes away
     seeds: Seeds = 16
-    cases: Annotated[list[CaseEntry], Field(min_length=1)]
+    cases: Annotated[list[CaseEntry], Field(min_length=1, max_length=64)]
 
 
 class _Loader(yaml.SafeLoader):
@@ -92,6 +95,10 @@ def read_config(path: Path) -> tuple[Config, str]:
 
 def parse_config(text: str, where: str) -> Config:
     """Check a config's text; `where` opens every message."""
+    if len(text.encode()) > MAX_CONFIG_BYTES:
+        raise UsageError(f"{where}: a config has at most {MAX_CONFIG_BYTES} bytes")
+    if _brackets(text) > MAX_BRACKETS:
+        raise UsageError(f"{where}: nested too deeply to be a config")
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader, stricter still)
     except UsageError as error:
@@ -111,6 +118,12 @@ def parse_config(text: str, where: str) -> Config:
         return Config.model_validate(data)
     except ValidationError as error:
         raise UsageError(f"{where}: {explain(error, Config, CaseEntry)}") from error
+
+
+def _brackets(text: str) -> int:
+    """How many [ and { are open at once, at most; those in comments and quotes count too."""
+    steps = (1 if c in "[{" else -1 if c in "]}" else 0 for c in text)
+    return max(itertools.accumulate(steps), default=0)
 
 
 def explain(error: ValidationError, *models: type[BaseModel]) -> str:

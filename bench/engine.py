@@ -66,6 +66,7 @@ class Request:
     backend: str | None = None  # globs
     kernel: str | None = None
     case: str | None = None
+    unit: str | None = None  # id of one unit
     only: Sequence[str] = ()  # key=value of a parameter or option
     force: bool = False
     jobs: int = 1  # units side by side
@@ -125,7 +126,9 @@ def prepare(request: Request) -> Run:
         offered = offered_kernels(backends)
         plan = make_plan(config, offered)
         _check_options(plan, backends)
-        units = filter_units(plan, request.backend, request.kernel, request.case, request.only)
+        units = filter_units(
+            plan, request.backend, request.kernel, request.case, request.only, request.unit
+        )
         distributed.together(lambda: _check_long(units))
     except UsageError as error:
         raise UsageError(f"{request.config}: {error}") from error

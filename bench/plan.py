@@ -17,10 +17,10 @@ from pydantic import ValidationError
 from backends import KNOWN_KERNELS
 from bench.config import CaseEntry, Config, explain
 from bench.errors import UsageError, nearest
-from bench.records import DTypeName, Offered, Scalar, row_key
+from bench.records import MAX_ROWS, DTypeName, Offered, Scalar, row_key, unit_id
 from bench.registry import load_case
 
-MAX_UNITS = 2_500  # rows of about 1.3 KiB; a result file holds at most 4 MiB
+MAX_UNITS = MAX_ROWS
 MAX_VALUES = 2**27  # random values of one unit: anyone must be able to make the inputs again
 
 
@@ -97,11 +97,15 @@ def _patterns(config: Config) -> list[str]:
 
 def filter_units(
     units: Iterable[Unit], backend: str | None, kernel: str | None, case: str | None,
-    only: Sequence[str] = (),
+    only: Sequence[str] = (), unit: str | None = None,
 ) -> list[Unit]:  # fmt: skip
-    """The units that match every given glob and every `key=value` of `only` (a parameter or an option);
-    UsageError names the filter that leaves nothing."""
+    """The units that match every given glob and every `key=value` of `only` (a parameter or an option), or
+    the one with the id `unit`; UsageError names the filter that leaves nothing."""
     left = list(units)
+    if unit is not None:
+        left = [item for item in left if unit_id(item) == unit]
+        if not left:
+            raise UsageError(f"--unit {unit}: no unit of this config on this machine has this id")
     for flag, pattern in (("backend", backend), ("kernel", kernel), ("case", case)):
         if pattern is None:
             continue

@@ -8,7 +8,8 @@ from typing import Any
 
 # Absolute paths of two or more parts; relative names such as bias/leak are not.
 _PATH = re.compile(r"(?<![\w.:/*])/(?:[\w.+@~-]+/)+[\w.+@~-]*|\b[A-Za-z]:\\[\w\\.+ -]+")
-_MAIL = re.compile(r"[\w.+-]+@[\w-]+\.[A-Za-z]{2,}")
+# Starts only where a name can start: a search from every letter takes quadratic time.
+_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+\.[A-Za-z]{2,}")
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _ADDRESS = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\d.])")
 _PROCESS = re.compile(r"\b([Pp]rocess|[Pp][Ii][Dd])[ :=]+\d+")
@@ -21,22 +22,25 @@ VERSIONS = frozenset({"driver", "cuda", "cudnn", "cann", "mkl", "onednn", "libra
 
 
 def scrub(text: str) -> str:
-    """`text` on one line, with paths, addresses and process numbers replaced."""
-    text = _PROCESS.sub(r"\1 <n>", " ".join(text.split()))
-    return _ADDRESS.sub("<address>", _MAIL.sub("<mail>", _PATH.sub("<path>", text)))
+    """`text` on one printable line, with paths, addresses and process numbers replaced."""
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    line = _PROCESS.sub(r"\1 <n>", line)
+    return _ADDRESS.sub("<address>", _MAIL.sub("<mail>", _PATH.sub("<path>", line)))
 
 
 def personal(value: Any, where: str = "") -> Iterator[str]:
     """Every personal thing in a nested value, as `where: what`."""
     if isinstance(value, dict):
         for key, item in value.items():
-            inner = f"{where}.{key}".lstrip(".")
             if str(key).lower() in KEYS:
-                yield f"{inner}: a personal field"
-            yield from personal(item, inner)
+                yield f"{where}.{key}: a personal field".lstrip(".")
+            if isinstance(item, dict | list | str):
+                yield from personal(item, f"{where}.{key}".lstrip("."))
     elif isinstance(value, list):
         for number, item in enumerate(value):
-            yield from personal(item, f"{where}[{number}]")
+            if isinstance(item, dict | list | str):
+                yield from personal(item, f"{where}[{number}]")
     elif isinstance(value, str):
         key = where.rpartition(".")[2]
         version = key in VERSIONS or ".versions." in f".{where}"

@@ -7,24 +7,43 @@ line, one trailing newline. NaN and ±Inf are the strings "NaN", "Infinity" and 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictInt, WithJsonSchema
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
 MAX_SERIES = 500  # points of one curve
+MAX_ROWS = 2_500  # rows of about 1.3 KiB
+MAX_TEXT = 500
 
-Scalar = StrictBool | StrictInt | float | str | None
-Facts = dict[str, Scalar | list[str] | dict[str, Scalar]]
+# Every list, text and number is bounded, so that a hostile file is refused within a second, and no text
+# holds a control, direction or zero-width character: what a reviewer sees is what is there.
+_UNSEEN = (
+    r"\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\x00-\x08\x0b\x0c\x0e-\x1f"
+)
+NON_FINITE = ("NaN", "Infinity", "-Infinity")
+_NUMBER_SCHEMA = {"anyOf": [{"type": "number"}, {"enum": list(NON_FINITE)}]}
+Number = Annotated[float, WithJsonSchema(_NUMBER_SCHEMA)]
+Int = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=rf"^[^{_UNSEEN}\t\r\n]*$")]
+KEY_PATTERN = r"^[A-Za-z0-9_.+:/-]{1,80}$"  # checked by `bench.store`, once for each distinct key
+Key = Annotated[str, WithJsonSchema({"type": "string", "pattern": KEY_PATTERN})]
+Scalar = StrictBool | Int | Number | Text | None
+Scalars = Annotated[dict[Key, Scalar], Field(max_length=32)]
+Texts = Annotated[list[Text], Field(max_length=64)]
+Facts = Annotated[dict[Key, Scalar | Texts | Scalars], Field(max_length=32)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+:/-]{1,80}$")]
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
 Status = Literal["ok", "unsupported", "error", "not_run"]
 Provenance = Literal["measured", "predicted"]
 DTypeName = Literal["bfloat16", "float16", "float32"]
+Curve = Annotated[list[Number], Field(max_length=MAX_SERIES)]
 
 
 class Record(BaseModel):
@@ -37,22 +56,22 @@ class Row(Record):
     """The result of one unit. Its key is every field that a config can vary."""
 
     case: Name
-    case_version: StrictInt
+    case_version: Annotated[StrictInt, Field(ge=1, le=10_000)]
     kernel: Name
     backend: Name
     dtype: DTypeName
-    params: dict[str, Scalar]
-    options: dict[str, Scalar]  # of the kernel: tile, beta, …
+    params: Scalars
+    options: Scalars  # of the kernel: tile, beta, …
     seeds: Annotated[StrictInt, Field(ge=1, le=1024)]
     status: Status
-    reason: Annotated[str, Field(max_length=500)] = ""
-    verdict: Annotated[str, Field(max_length=80)] = ""
-    metrics: dict[str, float] = {}
-    digests: dict[str, Sha256] = {}
-    launch: dict[str, Scalar] = {}
-    series: dict[str, Annotated[list[float], Field(max_length=MAX_SERIES)]] = {}
+    reason: Text = ""
+    verdict: Annotated[Text, Field(max_length=80)] = ""
+    metrics: Annotated[dict[Key, Number], Field(max_length=200)] = {}
+    digests: Annotated[dict[Key, Sha256], Field(max_length=16)] = {}
+    launch: Scalars = {}
+    series: Annotated[dict[Key, Curve], Field(max_length=64)] = {}
     provenance: Provenance = "measured"
-    wall_s: float = 0.0
+    wall_s: Number = 0.0
 
     @property
     def key(self) -> str:
@@ -67,10 +86,15 @@ def row_key(item: Any) -> str:
     return dumps({name: getattr(item, name) for name in KEY_FIELDS})
 
 
+def unit_id(item: Any) -> str:
+    """Twelve hex digits that name a row or unit: `runner.py run CONFIG --unit ID` runs it alone."""
+    return hashlib.sha256(row_key(item).encode()).hexdigest()[:12]
+
+
 class Suite(Record):
     """Which code measured: release, git commit, and a hash of the measuring source files."""
 
-    version: str
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
     commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40}|unknown)$")]
     dirty: StrictBool
     source_sha256: Sha256
@@ -81,7 +105,7 @@ class ConfigRecord(Record):
 
     name: Slug
     sha256: Sha256
-    text: Annotated[str, Field(max_length=65536)]
+    text: Annotated[str, Field(max_length=65536, pattern=rf"^[^{_UNSEEN}]*$")]
 
 
 class Offered(Record):
@@ -89,8 +113,8 @@ class Offered(Record):
 
     backend: Name
     kernel: Name
-    dtypes: list[DTypeName]
-    options: dict[str, Scalar]  # defaults
+    dtypes: Annotated[list[DTypeName], Field(max_length=3)]
+    options: Scalars  # defaults
 
 
 class Machine(Record):
@@ -99,8 +123,10 @@ class Machine(Record):
     slug: Slug
     cpu: Facts
     os: Facts
-    versions: dict[str, str | None]
-    backends: dict[Name, Facts]  # accelerator, driver, determinism knobs … of each backend used
+    versions: Annotated[dict[Key, Text | None], Field(max_length=64)]
+    backends: Annotated[
+        dict[Name, Facts], Field(max_length=4)
+    ]  # accelerator, driver, determinism knobs … of each backend used
 
 
 class Submission(Record):
@@ -110,9 +136,12 @@ class Submission(Record):
     suite: Suite
     config: ConfigRecord
     machine: Machine
-    offered: Annotated[list[Offered], Field(max_length=1000)]
+    offered: Annotated[list[Offered], FailFast(), Field(max_length=300)]
     volatile: Facts  # time, load, memory: never compared
-    rows: list[Row]
+    rows: Annotated[list[Row], FailFast(), Field(max_length=MAX_ROWS)]
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(", ", ": "), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
@@ -128,7 +157,10 @@ def _plain(value: Any) -> Any:
 
 def dumps(value: Any) -> str:
     """One line of canonical JSON."""
-    return json.dumps(_plain(value), sort_keys=True, separators=(", ", ": "), allow_nan=False)
+    try:
+        return _ENCODER.encode(value)
+    except ValueError:  # NaN or ±Inf somewhere: rare, and the copy takes longer than the text
+        return _ENCODER.encode(_plain(value))
 
 
 def row_text(row: Row) -> str:

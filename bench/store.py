@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,40 +19,97 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.errors import UsageError
-from bench.records import MAX_BYTES, Submission
+from bench.records import KEY_PATTERN, MAX_BYTES, MAX_ROWS, Submission
+
+MAX_KEYS = 256  # of one object
+_KEY = re.compile(KEY_PATTERN.replace("$", r"\Z"))
+MAX_VALUES = 400_000  # of all rows
+MAX_FACTS = 2_000
+MAX_OBJECTS = 8 * MAX_ROWS + 1000
 
 
 class BadFile(Exception):
     """A file that is no submission; the text says why."""
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise BadFile(f"key {key!r} appears twice")
-        found[key] = value
-    return found
+class _Objects:
+    """Takes the place of `dict` in json.loads: refuses repeated keys, and more than a result can hold."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.keys: set[str] = set()
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self.count += 1
+        if self.count > MAX_OBJECTS:
+            raise BadFile(f"more than {MAX_OBJECTS} objects")
+        if len(pairs) > MAX_KEYS:
+            raise BadFile(f"an object of {len(pairs)} keys, at most {MAX_KEYS} are allowed")
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in found if names.count(name) > 1)
+            raise BadFile(f"key {short(repr(twice))} appears twice")
+        self.keys.update(found)
+        return found
+
+    def check_keys(self) -> None:
+        for key in sorted(self.keys):
+            if not _KEY.match(key):
+                raise BadFile(
+                    f"key {short(repr(key))}: only letters, digits and _.+:/- are allowed"
+                )
+
+
+def _check_size(data: Any) -> None:
+    """Bounds on the number of values: a model that refuses each of a million takes seconds."""
+    if not isinstance(data, dict):
+        return
+    for name, limit in (("machine", MAX_FACTS), ("volatile", MAX_FACTS), ("rows", MAX_VALUES)):
+        if (count := _count(data.get(name))) > limit:
+            raise BadFile(f"{name}: {count} values, at most {limit} are allowed")
+
+
+def _count(value: Any) -> int:
+    """Values in a nested value, itself included."""
+    count, left = 0, [value]
+    while left:
+        item = left.pop()
+        count += 1
+        if isinstance(item, dict):
+            left.extend(item.values())
+        elif isinstance(item, list):
+            left.extend(item)
+    return count
 
 
 def _no_constant(text: str) -> Any:
     raise BadFile(f"bare {text}: write it as a string")
 
 
-def read_submission(path: Path) -> tuple[Submission, str]:
-    """Parse a result file; returns it with its text. Raises BadFile with the reason."""
+def short(text: str, limit: int = 300) -> str:
+    """A stranger's text as one printable line: what cannot be printed becomes its escape."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
+
+def read_submission(path: Path, strict: bool = True) -> tuple[Submission, str]:
+    """Parse a result file; returns it with its text. Raises BadFile with the reason.
+
+    Not `strict` is twice as fast, for a report over many files that were validated when they came: a
+    key that appears twice then has its last value, and a bare NaN is one.
+    """
+    text = _read_text(path)
+    if not strict:
+        try:
+            return Submission.model_validate_json(text), text
+        except ValidationError as error:
+            raise _not_a_submission(error) from error
+    objects = _Objects()
     try:
-        if path.is_symlink() or not path.is_file():
-            raise BadFile("not a regular file")
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise BadFile(f"{size} bytes, at most {MAX_BYTES} are allowed")
-        text = path.read_bytes().decode("utf-8")
-        data = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except OSError as error:
-        raise BadFile(f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadFile(f"not UTF-8 text at byte {error.start}") from error
+        data = json.loads(text, object_pairs_hook=objects, parse_constant=_no_constant)
+        objects.check_keys()
+        _check_size(data)
     except json.JSONDecodeError as error:
         raise BadFile(f"not JSON: {error.msg} at line {error.lineno}") from error
     except (RecursionError, ValueError) as error:
@@ -59,9 +117,32 @@ def read_submission(path: Path) -> tuple[Submission, str]:
     try:
         return Submission.model_validate(data), text
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadFile(f"not a submission: {where or 'top level'}: {first['msg']}") from error
+        raise _not_a_submission(error) from error
+
+
+def _not_a_submission(error: ValidationError) -> BadFile:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return BadFile(short(f"not a submission: {where or 'top level'}: {first['msg']}"))
+
+
+def _read_text(path: Path) -> str:
+    """The text of a regular file of at most MAX_BYTES; links and devices are never opened."""
+    try:
+        if path.is_symlink() or path.parent.is_symlink() or not path.is_file():
+            raise BadFile("not a regular file")
+        # What was looked at may have been replaced since: the size is that of what is read.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as handle:
+            content = handle.read(MAX_BYTES + 1)
+            size = max(len(content), os.fstat(handle.fileno()).st_size)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise BadFile(f"cannot be read: {getattr(error, 'strerror', error)}") from error
+    if size > MAX_BYTES:
+        raise BadFile(f"{size} bytes, at most {MAX_BYTES} are allowed")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadFile(f"not UTF-8 text at byte {error.start}") from error
 
 
 def write_text(path: Path, text: str) -> None:

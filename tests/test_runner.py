@@ -89,7 +89,7 @@ def test_list_shows_everything() -> None:
         (["validate", "configs"], "no result files"),
         (["report", "none"], "none: no such file or directory"),
         (["report", "configs"], "no readable result files"),
-        (["report", "results", "--format", "pdf"], "allowed: text, markdown, csv, json"),
+        (["report", "results", "--format", "pdf"], "allowed: text, markdown, paper, csv, json"),
         (["compare", "README.md", "README.md"], "README.md: not JSON"),
     ],
 )  # fmt: skip

@@ -40,6 +40,10 @@ class Found:
         return self.loaded.machine if self.loaded else ""
 
     @property
+    def written(self) -> str:
+        return str(self.loaded.submission.volatile.get("written", "")) if self.loaded else ""
+
+    @property
     def file(self) -> str:
         return self.loaded.path.name if self.loaded else ""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
 from bench.report.collect import Loaded, all_rows
+from bench.report.current import current
 from bench.report.ladder_runs import Group, TrainingRun, groups, median_step
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def figures(loaded: list[Loaded]) -> dict[str, str]:
         raise UsageError(
             "matplotlib is not installed: pip install matplotlib -c constraints.txt"
         ) from None
-    chosen = groups(all_rows(loaded))
+    chosen = groups(current(all_rows(loaded)).rows)
     if not chosen:
         raise UsageError("no finished runs of crash/ladder in these files: nothing to draw")
     made: dict[str, str] = {}

@@ -6,7 +6,7 @@ The tables are plain data; `render.py` turns them into text, Markdown or CSV.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.records import Row
@@ -220,7 +220,12 @@ def digest_table(found: Sequence[Found]) -> Table:
 
 def awaited(found: Sequence[Found]) -> list[str]:
     """The chips of the paper's claim that nobody has submitted yet."""
-    slugs = " ".join({f.machine for f in found})
+    return awaited_of({f.machine for f in found})
+
+
+def awaited_of(machines: Iterable[str]) -> list[str]:
+    """The same from the machines' slugs."""
+    slugs = " ".join(machines)
     return [name for name, pattern in AWAITED.items() if not re.search(pattern, slugs)]
 
 

@@ -13,10 +13,10 @@ import pytest
 from bench.records import Row
 from bench.report.cases import run_tables
 from bench.report.collect import Found, all_rows, load_all
+from bench.report.current import current
+from bench.report.export import csv_report, json_report
 from bench.report.findings import findings
 from bench.report.render import (
-    csv_report,
-    json_report,
     markdown_report,
     render,
     terminal_report,
@@ -238,21 +238,22 @@ def test_reports_of_a_real_file(run_tiny: RunIt, tmp_path: Path) -> None:
     loaded, problems = load_all([tmp_path / "results"])
     assert problems == []
     rows = all_rows(loaded)
-    text = terminal_report(rows)
+    now = current(rows)
+    text = terminal_report(now)
     assert "bias/shift_range · eager-fused/stabilized" in text
     assert "Awaiting submission: NVIDIA A100" in text
-    markdown = markdown_report(loaded, rows, tmp_path / "results")
+    markdown = markdown_report(loaded, now, tmp_path / "results")
     line = next(
         i
         for i, t in enumerate(path.read_text().splitlines(), 1)
         if '"kernel": "eager-fused/stabilized"' in t and '"case"' in t
     )
     assert f"({path.parent.name}/tiny.json#L{line})" in markdown
-    table = list(csv.DictReader(io.StringIO(csv_report(rows))))
+    table = list(csv.DictReader(io.StringIO(csv_report(rows, now))))
     assert len(table) == len(rows)
     limits = {r["kernel"]: float(r["row_max_limit"]) for r in table}
     assert limits["eager-fused/stabilized"] == rows_limit(rows)
-    assert len(json.loads(json_report(rows))["rows"]) == len(rows)
+    assert len(json.loads(json_report(rows, now))["rows"]) == len(rows)
 
 
 def rows_limit(rows: list[Found]) -> float:
@@ -273,7 +274,7 @@ def test_text_of_a_file_cannot_become_markup(tmp_path: Path, run_tiny: RunIt) ->
     loaded, _ = load_all([tmp_path / "results"])
     loaded[0].submission.machine.versions["torch"] = "<script>alert(1)</script>|[x](http://x)"
     loaded[0].submission.rows[0].verdict = "<b>**|"
-    markdown = markdown_report(loaded, all_rows(loaded), tmp_path)
+    markdown = markdown_report(loaded, current(all_rows(loaded)), tmp_path)
     assert "<script" not in markdown.replace("\\<", "")
     assert "[x](" not in markdown
     assert "<b>" not in markdown.replace("\\<", "")

@@ -42,7 +42,8 @@ def committed() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split()]
 
 
-@pytest.mark.parametrize("path", committed(), ids=lambda p: p.name)
+@pytest.mark.timeout(1200)  # makes up to half a billion random values again
+@pytest.mark.parametrize("path", committed(), ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_committed_results_are_valid_and_of_todays_config(path: Path) -> None:
     assert validate_file(path) == []
     submission, _ = read_submission(path)
@@ -226,6 +227,23 @@ def test_a_foreign_row_is_not_made_again(good: Path, monkeypatch: pytest.MonkeyP
     assert any("not in the plan" in problem for problem in edited(good, enormous))
 
 
+def test_a_stale_file_is_kept_but_not_taken_as_new(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(load_case("bias/shift_range")), "version", 2)
+    assert validate_file(good) == []
+    assert "stale: bias/shift_range version 1, today 2: measure again" in validate_file(
+        good, fresh=True
+    )
+    # What does not depend on the older code is still checked.
+    assert any("config.sha256" in problem for problem in edited(good, set_hash))
+
+
+def test_a_case_that_is_gone_makes_a_row_stale(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.stale.CASES", {})
+    assert any("no longer here" in problem for problem in validate_file(good, fresh=True))
+
+
 def test_all_problems_are_reported_at_once(good: Path) -> None:
     def everything(s: Submission) -> None:
         for edit in (set_verdict, set_hash, mail, repeat_row):
@@ -247,6 +265,12 @@ def test_place_must_fit(good: Path, tmp_path: Path) -> None:
     assert len(problems) == 2
     assert "stands in folder 'other-machine'" in problems[0]
     assert "expected 'tiny.json'" in problems[1]
+
+
+def test_a_second_file_of_the_same_machine_has_a_number(good: Path) -> None:
+    for name, fine in (("tiny+2.json", True), ("tiny+1.json", False), ("tiny+x.json", False)):
+        shutil.copy(good, good.parent / name)
+        assert (validate_file(good.parent / name, inputs=False) == []) == fine
 
 
 def test_a_folder_is_validated_file_by_file(good: Path, tmp_path: Path) -> None:
