@@ -96,9 +96,21 @@ def test_answers_quote_the_rows() -> None:
         "biased: 1 of 2: eager-stored +0.22 ulp",
         "leaking: 1 of 1: a +2e-03",
         "yes at M=1: step 700 to 900 (2 of 2 runs); no at M=2 to step 1500 (1 runs)",
-        "yes: delta_fp32 (leak and explosion); no: stabilized (leaks)",
+        "yes: delta_fp32 (leak and explosion); no: stabilized (leaks in a)",
         NOT_MEASURED,
     ]
+
+
+def test_a_fix_may_hold_in_one_implementation_and_not_in_another() -> None:
+    def leak(kernel: str, verdict: str):
+        return row(kernel, verdict, case="bias/leak", metrics={"leak_mean": 1e-3},
+                   params={"repeats": 2, "other_values": "same_sign"})  # fmt: skip
+
+    rows = found(
+        leak("a/stock", "leaks"), leak("b/stock", "leaks"), leak("c/stock", "pass"),
+        leak("a/delta_dp", "leaks"), leak("b/delta_dp", "pass"), leak("c/stochastic", "leaks"),
+    )  # fmt: skip
+    assert cells(rows)[3] == "in part: delta_dp (leaks in a)"  # c never needed a fix
 
 
 def test_the_cost_is_a_ratio_to_stock_of_the_same_shape() -> None:
