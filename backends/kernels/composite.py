@@ -30,7 +30,8 @@ def _forward(
     fix: str, tile: int, beta: float, tol: float, seed: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """o [B, Hq, T, D]; m and ℓ [B, Hq, T] FP32, lse = m + log ℓ; the residual of O, or an empty tensor."""
-    out = eager_forward(q, k, v, causal, scale, _spec(fix, tile, beta, tol, seed))
+    with torch.autocast(q.device.type, enabled=False):  # or FP32 products would be cast
+        out = eager_forward(q, k, v, causal, scale, _spec(fix, tile, beta, tol, seed))
     residual = out.o.new_empty(0) if out.residual is None else out.residual
     return out.o, out.shift, out.total, residual
 
@@ -42,7 +43,8 @@ def _backward(
     """dq [B, Hq, T, D], dk and dv [B, Hkv, S, D]."""
     saved = Saved(o, m + total.log(), residual if residual.numel() else None)
     spec = _spec(fix, tile, 2.0, 0.0, 0)  # the shift and the rounding of O are behind us
-    return eager_backward(q, k, v, saved, do, causal, scale, spec)
+    with torch.autocast(q.device.type, enabled=False):
+        return eager_backward(q, k, v, saved, do, causal, scale, spec)
 
 
 forward_op = torch.library.custom_op(

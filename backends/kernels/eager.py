@@ -240,7 +240,8 @@ class EagerAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, residual = ctx.saved_tensors
-        grads = eager_backward(q, k, v, Saved(o, lse, residual), do, *ctx.call)
+        with torch.autocast(q.device.type, enabled=False):
+            grads = eager_backward(q, k, v, Saved(o, lse, residual), do, *ctx.call)
         return *grads, None, None, None
 
 

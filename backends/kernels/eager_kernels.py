@@ -84,7 +84,8 @@ class EagerKernel:
     ) -> Forward:
         self._check(q, k, v)
         run = ladder_forward if self.policy == "ladder" else eager_forward
-        result = run(q, k, v, causal, default_scale(q, scale), self.spec)
+        with torch.autocast(q.device.type, enabled=False):
+            result = run(q, k, v, causal, default_scale(q, scale), self.spec)
         return Forward(result.o, result.lse)
 
     def launch_facts(self) -> dict[str, Any]:

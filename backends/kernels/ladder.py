@@ -124,15 +124,19 @@ PLAIN = Parts()
 
 @lru_cache(maxsize=1)
 def _compiled() -> Parts:
-    """Compiled anew for each fix and M; past its limit of 8 a function would silently run as it is."""
-    torch._dynamo.config.recompile_limit = SPECS
-    torch._dynamo.config.accumulated_recompile_limit = 4 * SPECS
+    """Compiled anew for each fix, M and shape; never run as it is (`fullgraph`)."""
     parts: list[Any] = [_weights, _output, _delta, _gradients]
     return Parts(*(torch.compile(part, dynamic=False, fullgraph=True) for part in parts))
 
 
 def _parts(spec: Spec) -> Parts:
-    return _compiled() if spec.compiled else PLAIN
+    if not spec.compiled:
+        return PLAIN
+    # Past a limit of 8 torch.compile refuses. Its settings are a thread's own, and a backward pass on a
+    # GPU runs in a thread of autograd's.
+    torch._dynamo.config.recompile_limit = SPECS
+    torch._dynamo.config.accumulated_recompile_limit = 4 * SPECS
+    return _compiled()
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -207,5 +211,6 @@ class LadderAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *saved = ctx.saved_tensors
-        grads = ladder_backward(q, k, v, LadderForward(*saved), do, *ctx.call)
+        with torch.autocast(q.device.type, enabled=False):
+            grads = ladder_backward(q, k, v, LadderForward(*saved), do, *ctx.call)
         return *grads, None, None, None

@@ -60,7 +60,9 @@ class TritonKernel:
 
     def configure(self, **options: Any) -> TritonKernel:
         changed = TritonOptions.model_validate(self.options.model_dump() | options)
-        return TritonKernel(self.fix, changed, self.dtypes)
+        # Fresh random bits are the same launch: its facts stay with the kernel that was configured.
+        launched = self._launched if options.keys() <= {"seed"} else {}
+        return TritonKernel(self.fix, changed, self.dtypes, launched)
 
     def _arguments(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
         """What the operator is called with, once the input is checked; notes the launch shapes."""
@@ -77,7 +79,8 @@ class TritonKernel:
             config = _tuned(self.fix, causal, q.dtype, q.device, tuple(q.shape), tuple(k.shape))
         if self.options.block_n:
             config = replace(config, forward=replace(config.forward, block_n=self.options.block_n))
-        self._launched.update(ops.launch_facts(q.shape[3], q.dtype, q.device, config))
+        if not self._launched:  # a wider probe may follow the call that a row is about
+            self._launched.update(ops.launch_facts(q.shape[3], q.dtype, q.device, config))
         chosen = {"fix": self.fix, "config": config}
         return chosen | self.options.model_dump(include={"beta", "tol", "seed"})
 
@@ -102,7 +105,7 @@ class TritonKernel:
             )
 
     def launch_facts(self) -> dict[str, Any]:
-        """Launch shapes of the last call: they depend on head_dim, dtype and chip."""
+        """Launch shapes of the first call: they depend on head_dim, dtype and chip."""
         facts: dict[str, Any] = {}
         for name, value in self._launched.items():
             parts = value if isinstance(value, dict) else {None: value}

@@ -75,7 +75,8 @@ class Ladder(BaseCase):
 
     Inputs: a small GPT (3 layers, width 64, one head) trained on `cases.crash.language`, or a larger
     one on `cases.crash.documents`; weights and batch order from integers. Meant for `eager-ladder`,
-    whose option `mantissa_bits` is M; any kernel can be trained with. In float32 all but what the
+    whose option `mantissa_bits` is M; in bfloat16 any kernel can be trained with that takes the head_dim and
+    a wider one for the probe. In float32 all but what the
     kernel rounds is FP32, and M may be 1 to 10 and more. In bfloat16 weights and optimiser are FP32
     and the forward pass is autocast, so that the kernel gets BF16 q, k and v; M is 1 to 7 there.
     One row is one training run, with its curves: the seed is a parameter and `seeds` must be 1, so
@@ -84,7 +85,8 @@ class Ladder(BaseCase):
     Metrics: `crash_step` by the rule of `cases.crash.detector` (inf: none), `steps_run`, `spikes`;
     best (moving average) and last loss; rowsum(dS) pooled over logged steps 100 to 400 (`leak_mean`,
     `leak_rms`, `leak_coherence` = Σ leak / Σ |leak|, also by layer); the last max |row-max score|,
-    share of repeated row maxima, ‖W_Q‖₂ and ‖W_K‖₂. Curves: one point each ten steps.
+    share of repeated row maxima, ‖W_Q‖₂ and ‖W_K‖₂ (on a device, where losses are read late, of up to
+    `log_every` − 1 steps past an explosion). Curves: one point each `log_every` steps, 499 at most.
 
     Verdict: `exploded@STEP`, `stable@STEPS`, or `spike` where the loss left its best by a nat and came
     back (or the run ended first). `stable` says nothing about later steps.

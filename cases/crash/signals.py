@@ -17,9 +17,9 @@ from torch import Tensor
 
 from backends.base import Kernel
 from bench.inputs import key_of
+from cases.bias.leak import PROBE_KEY
 
-PROBE_KEY = 4.0
-SECOND_CALL_CHANNELS = 32  # fused kernels take head_dims in steps of 32
+WIDTHS = (16, 32, 64, 96, 128, 256)  # head_dims that every fused kernel takes
 REPEAT_TOL = 1e-3  # the paper's: entries this close to the row maximum repeat it
 
 
@@ -48,7 +48,7 @@ class Attention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = q.shape[-1] ** -0.5
-        kernel = self._kernel(layer)
+        kernel = reseeded(self.kernel, *self.stream, layer)
         if self.look:
             self.seen[layer] = Seen(kernel, q.detach(), k.detach(), v.detach(), scale)
         if self.probe:
@@ -58,15 +58,6 @@ class Attention:
         if self.look:
             o.register_hook(lambda do: setattr(self.seen[layer], "do", do.detach()))
         return o
-
-    def _kernel(self, layer: int) -> Kernel:
-        """Fresh random bits for every step and layer."""
-        if not draws(self.kernel):
-            return self.kernel
-        key = key_of(*self.stream, layer)
-        return self.kernel.configure(
-            seed=key >> (65 if self.kernel.name.startswith("eager") else 97)
-        )
 
     def _probed(
         self, layer: int, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float
@@ -85,12 +76,28 @@ def draws(kernel: Kernel) -> bool:
     return "seed" in kernel.option_names
 
 
+def reseeded(kernel: Kernel, *stream: str | int) -> Kernel:
+    """The kernel with random bits of their own for `stream` (which names step and layer), where it draws
+    any; its own seed, where that is not 0, is part of the name."""
+    if not draws(kernel):
+        return kernel
+    own = kernel.options.model_dump()["seed"]
+    key = key_of(*stream, own) if own else key_of(*stream)
+    return kernel.configure(seed=key >> (65 if kernel.name.startswith("eager") else 97))
+
+
+def probe_channels(head_dim: int) -> int:
+    """Channels to add, the probe among them, so that fused kernels take the head; 0: there is none."""
+    return next((width - head_dim for width in WIDTHS if width > head_dim), 0)
+
+
 def leak_of(seen: Seen) -> Tensor:
     """rowsum(dS) [B, H, T] of the backward pass, FP32."""
     if seen.leak is not None:
         return seen.leak.detach()
     assert seen.do is not None
-    dim, pad = seen.q.shape[-1], (0, SECOND_CALL_CHANNELS)
+    dim = seen.q.shape[-1]
+    pad = (0, probe_channels(dim))
     k, v, do = (F.pad(x, pad) for x in (seen.k, seen.v, seen.do))
     k[..., dim] = PROBE_KEY
     with torch.enable_grad():

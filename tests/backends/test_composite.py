@@ -49,6 +49,14 @@ def test_the_bits_are_those_of_the_eager_kernel(fix: str, dtype: torch.dtype) ->
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), options
 
 
+@pytest.mark.parametrize("kernel", [KERNELS["composite/stock"], EAGER["eager-fused/stock"]])
+def test_autocast_changes_nothing_inside(kernel: Kernel) -> None:
+    plain = outputs(kernel, LARGE[0], torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = outputs(kernel, LARGE[0], torch.bfloat16)
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
 @pytest.mark.parametrize("fix", FIXES)
 def test_fixes_change_the_bits(fix: str) -> None:
     """A fix that did nothing would pass every test above."""

@@ -78,6 +78,13 @@ def test_triton_kernels_take_the_options_of_their_fix() -> None:
         TritonKernel("stock").configure(tile=64)
 
 
+def test_random_bits_share_the_launch_facts_of_their_kernel() -> None:
+    kernel = TritonKernel("stochastic").configure(seed=3, block_n=64)
+    kernel.configure(seed=4)._launched["forward"] = {"block_m": 64}
+    assert kernel.launch_facts() == {"forward_block_m": 64}
+    assert kernel.configure(block_n=32).launch_facts() == {}
+
+
 def test_triton_kernels_are_offered_for_every_fix_where_triton_is_installed() -> None:
     expected = [f"triton/{fix}" for fix in FIXES] if importlib.util.find_spec("triton") else []
     assert list(triton_kernels()) == expected

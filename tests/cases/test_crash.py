@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from functools import cache, partial
 from typing import Any
 
@@ -20,11 +21,12 @@ from bench.inputs import Inputs, key_of, normal, tensor_bytes
 from bench.numerics import philox_words, round_mantissa
 from bench.registry import load_case
 from cases.base import Measurement, forward_backward
+from cases.bias.leak import PROBE_KEY
 from cases.crash.detector import MARGIN, PATIENCE, Detector, detect
 from cases.crash.documents import documents
 from cases.crash.language import LENGTH, VOCABULARY, Xorshift32, tokens
 from cases.crash.model import Size, fresh_model, initial_weights
-from cases.crash.signals import PROBE_KEY, Attention, leak_of, signals
+from cases.crash.signals import Attention, leak_of, probe_channels, reseeded, signals
 from cases.crash.steps import Recipe
 from cases.crash.train import Log, Plan, _largest_singular_values, batch_offsets, train
 
@@ -386,6 +388,43 @@ def test_elementwise_parts_can_be_compiled_whole(
     found = forward_backward(kernel.configure(compiled=True), CPU, problem())
     ladder._compiled.cache_clear()
     assert found.digests() == forward_backward(kernel, CPU, problem()).digests()
+
+
+def test_compiled_parts_may_be_made_anew_in_a_thread_of_autograds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch.compile refuses more than eight variants unless told otherwise, in each thread."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    ladder._compiled.cache_clear()
+    spec = KERNELS["eager-ladder/stock"].configure(mantissa_bits=M, compiled=True).spec
+    sums: list[Tensor] = []
+
+    def in_a_thread() -> None:
+        for tokens_ in range(1, 12):
+            ones = torch.ones(1, 1, tokens_, 4)
+            sums.append(ladder._parts(spec).delta(ones, ones, None))
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    ladder._compiled.cache_clear()
+    assert [float(x[0, 0, 0, 0]) for x in sums] == [4.0] * 11
+
+
+def test_random_bits_are_of_the_stream_and_of_the_kernels_own_seed() -> None:
+    kernel = KERNELS["eager-ladder/stochastic"]
+    seeds = [
+        reseeded(kernel.configure(seed=own), "run", step).options.model_dump()["seed"]
+        for own in (0, 1) for step in (0, 1)
+    ]  # fmt: skip
+    assert len(set(seeds)) == 4
+    stock = KERNELS["eager-ladder/stock"]
+    assert reseeded(stock, "run", 1) is stock
+
+
+def test_the_probe_fits_the_next_head_that_fused_kernels_take() -> None:
+    widths = {d: d + probe_channels(d) for d in (16, 64, 65, 128, 248)}
+    assert widths == {16: 32, 64: 96, 65: 96, 128: 256, 248: 256}
 
 
 def test_grouped_heads_are_those_of_repeated_keys() -> None:

@@ -28,9 +28,10 @@ from cases.crash.gpt2.batches import (
 from cases.crash.gpt2.data import FOLDER_VARIABLE
 from cases.crash.gpt2.optimizer import Recipe, optimizers
 from cases.crash.gpt2.progress import Progress, duration
-from cases.crash.gpt2.signals import WIDTHS, probe, weight_norms
+from cases.crash.gpt2.signals import probe, weight_norms
 from cases.crash.language import tokens
 from cases.crash.model import GPT, Size, fresh_model
+from cases.crash.signals import WIDTHS
 
 CPU = CpuBackend()
 KERNELS = CPU.kernels()

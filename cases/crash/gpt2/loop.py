@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from backends.base import Kernel, Unsupported
 from bench.distributed import gather_numbers, together, world
-from bench.inputs import key_of
 from cases.crash.detector import Detector
 from cases.crash.gpt2 import checkpoint
 from cases.crash.gpt2.batches import Batches, Offsets, chained, share
@@ -33,6 +32,7 @@ from cases.crash.gpt2.optimizer import Recipe, optimizers
 from cases.crash.gpt2.progress import Progress
 from cases.crash.gpt2.signals import probe, weight_norms
 from cases.crash.model import GPT
+from cases.crash.signals import reseeded
 
 NO_BATCHES = "0" * 64  # what the chain of batch digests begins with
 
@@ -96,9 +96,7 @@ class StepAttention:
         return self.attend(layer, q, k, v, q.shape[-1] ** -0.5)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        kernel = self.kernel
-        if "seed" in kernel.option_names:
-            kernel = kernel.configure(seed=key_of(*self.key, layer) >> 97)  # 31 bits
+        kernel = reseeded(self.kernel, *self.key, layer)
         with torch.autocast(self.device, enabled=False):  # the kernel decides what it rounds
             return kernel(q, k, v, causal=True, scale=scale)
 

@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cases.bias.leak import PROBE_KEY
 from cases.crash.model import GPT
-from cases.crash.signals import PROBE_KEY, REPEAT_TOL
+from cases.crash.signals import REPEAT_TOL, probe_channels
 
 # (layer, q, k, v [B, H, T, D], scale) → o: the kernel under test, outside autocast
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 SQUARINGS = 12  # the next direction is left with (σ₂/σ₁)^8192 of its share
 TINY = 1e-30  # keeps a matrix of zeros from dividing by zero
-WIDTHS = (16, 32, 64, 96, 128, 256)  # head_dims that every fused kernel takes
 
 
 class Probe:
@@ -40,7 +40,7 @@ class Probe:
         head_dim = q.shape[-1]
         self.scale = head_dim**-0.5
         self._look(q.detach(), k.detach())
-        extra = next(width for width in WIDTHS if width > head_dim) - head_dim
+        extra = probe_channels(head_dim)
         channel = torch.zeros(extra, dtype=k.dtype, device=k.device)
         channel[0] = PROBE_KEY
         padded = F.pad(q, (0, extra))  # [B, H, T, width]
