@@ -84,6 +84,7 @@ class Run:
     plan: list[Unit]  # everything the config asks for
     units: list[Unit]  # what the filters leave of it
     path: Path
+    jobs: int = 1
     rows: dict[str, Row] = field(default_factory=dict)  # by key; from an earlier run or this one
     redo: set[str] = field(default_factory=set)  # keys to measure again; kept until they are
     notes: list[str] = field(default_factory=list)  # for the user: files set aside, …
@@ -136,7 +137,7 @@ def prepare(request: Request) -> Run:
     backends = [backend for backend in backends if backend.name in used]
     machine = describe_machine(backends)
     path = request.results / machine.slug / f"{config.name}.json"
-    return Run(config, text, backends, machine, offered, plan, units, path)
+    return Run(config, text, backends, machine, offered, plan, units, path, request.jobs)
 
 
 def execute(run: Run, request: Request, watcher: Watcher) -> None:
@@ -358,7 +359,8 @@ class _Writer:
     def write(self) -> None:
         run = self.run
         if time.monotonic() - self.looked > VOLATILE_EVERY_S:
-            self.volatile, self.looked = volatile_facts(run.backends), time.monotonic()
+            self.volatile = volatile_facts(run.backends, peaks=run.jobs == 1)
+            self.looked = time.monotonic()
         submission = Submission(
             schema_version=1,
             suite=describe_suite(),

@@ -85,14 +85,17 @@ def slug_of(backends: dict[str, Any]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", accelerator.lower()).strip("-")[:80] or "unknown"
 
 
-def volatile_facts(backends: Sequence[Backend]) -> dict[str, Any]:
-    """Time and load at the moment of writing; never compared."""
+def volatile_facts(backends: Sequence[Backend], peaks: bool = True) -> dict[str, Any]:
+    """Time and load at the moment of writing; never compared.
+
+    `peaks`: memory peaks too, which are this process's own: not those of units that ran in others.
+    """
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     facts: dict[str, Any] = {"written": now.isoformat()}
     if hasattr(os, "getloadavg"):
         facts["load_1min"] = round(os.getloadavg()[0], 2)
     for backend in backends:
-        if (peak := backend.peak_memory()) is not None:
+        if peaks and (peak := backend.peak_memory()) is not None:
             facts[f"{backend.name}_peak_mib"] = peak // 2**20
         facts |= backend.facts().volatile
     return facts

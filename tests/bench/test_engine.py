@@ -114,11 +114,14 @@ def test_a_config_that_names_somebody_is_refused(tiny_config: Path, tmp_path: Pa
 
 
 def test_units_side_by_side_give_the_file_of_a_serial_run(run_tiny: RunIt) -> None:
-    serial = comparable(run_tiny().path)
+    first = run_tiny().path
+    serial = comparable(first)
+    assert "cpu_peak_mib" in read_submission(first)[0].volatile
     counted = Quiet()
     run = run_tiny(counted, force=True, jobs=2)
     assert counted.count == UNITS
     assert comparable(run.path) == serial
+    assert "cpu_peak_mib" not in read_submission(run.path)[0].volatile, "that of the workers"
     assert [row["case"] for row in serial] == ["bias/shift_range"] * UNITS
 
 
