@@ -32,6 +32,7 @@ INPUTS = ("q", "k", "v", "do")
 OUTPUTS = ("o", "lse", "dq", "dk", "dv")  # in the order of computation
 RANKS = {name: 3 if name == "lse" else 4 for name in (*INPUTS, *OUTPUTS)}
 PER_MILLE = 1e-3
+SCALE_TOL = 2.0**-22  # relative: two units in the last place of FP32
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def _scale(metadata: dict[str, str], path: Path) -> float | None:
 
 
 def pair_metrics(a: Tensor, b: Tensor) -> dict[str, float | bool]:
-    """How B differs from A (same shape). Elements that are not finite in both are left out, and counted.
+    """How B differs from A (same shape). Elements that are not finite in A or in B are left out, and
+    counted: `nonfinite` of them, `nonfinite_a` and `nonfinite_b` of each side.
 
     `bias` is Σ (B − A)·sign(A) over Σ |A|, `bias_ulp` the mean of the former in ulps of A's format (which
     elements near 0 dominate, where there are any): + means that B lies further from 0.
@@ -115,11 +117,15 @@ def pair_metrics(a: Tensor, b: Tensor) -> dict[str, float | bool]:
     fmt = FORMATS[a.dtype]
     x, y = a.double().flatten(), b.double().flatten()
     finite = x.isfinite() & y.isfinite()
-    nonfinite = int((~finite).sum())
+    found: dict[str, float | bool] = {
+        "equal": digest(a) == digest(b),
+        "nonfinite": int((~finite).sum()),
+        "nonfinite_a": int((~x.isfinite()).sum()),
+        "nonfinite_b": int((~y.isfinite()).sum()),
+    }
     x, y = x[finite], y[finite]
     difference = (y - x).abs()
     relative = torch.where(difference == 0, 0.0, difference / x.abs())  # A = 0 ≠ B: infinite
-    found: dict[str, float | bool] = {"equal": digest(a) == digest(b), "nonfinite": nonfinite}
     if x.numel() == 0:
         return found
     return found | {
@@ -215,9 +221,10 @@ class CaptureComparison:
 
 def compare_captures(a: Capture, b: Capture) -> CaptureComparison:
     """Compare two captures; UsageError where they are not of one call."""
-    if (a.causal, a.scale) != (b.causal, b.scale):
+    scales = _scales(a, b)
+    if a.causal != b.causal or not _close(*scales):
         raise UsageError(
-            f"causal and scale are {a.causal}, {a.scale} in A but {b.causal}, {b.scale} in B: "
+            f"causal and scale are {a.causal}, {scales[0]} in A but {b.causal}, {scales[1]} in B: "
             "not the same call"
         )
     common = [name for name in RANKS if name in a.tensors and name in b.tensors]
@@ -241,6 +248,24 @@ def compare_captures(a: Capture, b: Capture) -> CaptureComparison:
     return result
 
 
+def _scales(a: Capture, b: Capture) -> tuple[float | str, float | str]:
+    """Scale of each, the default as a number where some tensor says what D is."""
+    tensors = (*a.tensors.values(), *b.tensors.values())
+    head_dim = next((tensor.shape[-1] for tensor in tensors if tensor.dim() == 4), None)
+    default = "D^-0.5" if head_dim is None else head_dim**-0.5
+    return (
+        default if a.scale is None else a.scale,
+        default if b.scale is None else b.scale,
+    )
+
+
+def _close(a: float | str, b: float | str) -> bool:
+    """The same scale to a kernel, which takes it in FP32."""
+    if isinstance(a, str) or isinstance(b, str):
+        return a == b
+    return math.isclose(a, b, rel_tol=SCALE_TOL)
+
+
 def _different(result: CaptureComparison) -> list[str]:
     """Inputs whose bits differ."""
     return [n for n in INPUTS if n in result.tensors and not result.tensors[n]["equal"]]
@@ -259,7 +284,8 @@ def _notes(a: Capture, b: Capture, result: CaptureComparison) -> list[str]:
     for name, metrics in result.tensors.items():
         if metrics["nonfinite"]:
             notes.append(
-                f"{name}: {metrics['nonfinite']} elements are not finite in both, and left out"
+                f"{name}: elements not finite: {metrics['nonfinite_a']} in A, "
+                f"{metrics['nonfinite_b']} in B; {metrics['nonfinite']} left out"
             )
         if a.tensors[name].dtype != b.tensors[name].dtype:
             notes.append(f"{name}: {a.tensors[name].dtype} in A, {b.tensors[name].dtype} in B")

@@ -10,6 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -155,11 +156,7 @@ def execute(run: Run, request: Request, watcher: Watcher) -> None:
         distributed.from_main([unit.key for unit in todo])
         if request.jobs > 1:
             shared, todo = [u for u in todo if may_share(u)], [u for u in todo if not may_share(u)]
-            with closing(measure_side_by_side(shared, request.jobs, measure_by_name)) as rows:
-                for unit, row in rows:
-                    watcher.started(unit)
-                    writer.add(unit, row)
-                    watcher.finished(unit, row)
+            _execute_side_by_side(run, shared, request.jobs, writer, watcher)
         for unit in todo:
             watcher.started(unit)
             folder = run.work_folder(unit)
@@ -169,11 +166,40 @@ def execute(run: Run, request: Request, watcher: Watcher) -> None:
             )
             writer.add(unit, row)
             if row.status == "ok":
-                retire(folder)
+                _retire(run, folder)
             watcher.finished(unit, row)
             if row.status == "error" and distributed.world().size > 1:
                 run.notes.append("stopped at a failed unit: the processes are no longer in step")
                 break
+
+
+def _execute_side_by_side(
+    run: Run, units: Sequence[Unit], jobs: int, writer: _Writer, watcher: Watcher
+) -> None:
+    try:
+        with closing(measure_side_by_side(units, jobs, measure_by_name)) as rows:
+            for unit, row in rows:
+                watcher.started(unit)
+                writer.add(unit, row)
+                watcher.finished(unit, row)
+    except BrokenProcessPool as error:
+        done = len(run.units) - len(run.todo)
+        raise UsageError(
+            f"--jobs {jobs}: a process that measured was killed, perhaps for want of memory; "
+            f"{done} of {len(run.units)} units are in {run.path}: the same command measures the rest, "
+            "fewer --jobs take less memory"
+        ) from error
+
+
+def _retire(run: Run, folder: Path) -> None:
+    """The row is in the file: that its checkpoints cannot be renamed must not end the run."""
+    try:
+        retire(folder)
+    except OSError as error:
+        run.notes.append(
+            f"{folder}: the checkpoints of a finished unit stay there ({error.strerror}); "
+            "remove it before measuring the unit again with --force"
+        )
 
 
 def _follow(run: Run) -> None:

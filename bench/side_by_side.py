@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 from bench.plan import Unit
@@ -30,13 +31,21 @@ def measure_side_by_side(
 ) -> Generator[tuple[Unit, Row], None, None]:
     """(unit, row) as they finish, in any order. `measure` is a module's function, for pickling.
 
-    Raises what a worker raised, `BrokenProcessPool` where one was killed.
+    Raises what a worker raised, and once all that finished are out `BrokenProcessPool` if one was killed.
     """
+    killed: BrokenProcessPool | None = None
     context = multiprocessing.get_context("spawn")  # a forked torch may hang
     with ProcessPoolExecutor(jobs, context, initializer=_ignore_interrupts) as pool, _ended():
         futures = {pool.submit(measure, unit): unit for unit in units}
         for future in as_completed(futures):
-            yield futures[future], future.result()
+            try:
+                row = future.result()
+            except BrokenProcessPool as error:
+                killed = error
+                continue
+            yield futures[future], row
+    if killed is not None:
+        raise killed
 
 
 @contextmanager

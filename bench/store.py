@@ -175,7 +175,10 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def retire(folder: Path) -> None:
-    """Rename the work folder of a finished unit to `<name>.done`, in place of an earlier one."""
+    """Rename the work folder of a finished unit to `<name>.done`, in place of an earlier one.
+
+    OSError where the earlier one cannot be removed, or nothing be renamed.
+    """
     if not folder.exists():
         return
     done = folder.with_name(f"{folder.name}.done")

@@ -144,8 +144,8 @@ class Layer:
         return taken
 
 
-def run(kernel: Kernel, params: Params) -> dict[str, Any]:
-    """Train as `crash/ladder` does; means over each window of steps, by layer."""
+def run(kernel: Kernel, params: Params) -> tuple[dict[str, Any], list[float]]:
+    """Train as `crash/ladder` does; means over each window of steps, by layer, and the loss of each step."""
     text = make_text(params.vocabulary)
     offsets = batch_offsets(
         CASE, params.seed, params.steps, params.batch, len(text) - params.context
@@ -154,18 +154,21 @@ def run(kernel: Kernel, params: Params) -> dict[str, Any]:
     step = Step(model, text, params.recipe, params.context, torch.float32)
     inputs, layers = Inputs(model), [Layer.of(cast(Block, block)) for block in model.blocks]
     points: list[dict[str, Any]] = []
-    for now, lost in _steps(kernel, params, step, offsets, inputs, layers, detector):
+    losses: list[float] = []
+    for now, loss, lost in _steps(kernel, params, step, offsets, inputs, layers, detector):
+        losses.append(loss)
         if (now + 1) % WINDOW == 0 or lost or now == params.steps - 1:
             size = now % WINDOW + 1
             points.append({"step": now, "steps": size, "layers": [x.take(size) for x in layers]})
     end = f"exploded@{detector.crash}" if detector.exploded else f"stable@{params.steps}"
-    return {"seed": params.seed, "verdict": end, "windows": points}
+    return {"seed": params.seed, "verdict": end, "windows": points}, losses
 
 
 def _steps(
     kernel: Kernel, params: Params, step: Step, offsets: Tensor, inputs: Inputs,
     layers: list[Layer], detector: Detector,
-) -> Iterator[tuple[int, bool]]:  # fmt: skip
+) -> Iterator[tuple[int, float, bool]]:  # fmt: skip
+    """Step, loss, and whether the run is lost."""
     recipe = params.recipe
     for now in range(params.steps):
         lr = recipe.lr_at(now)
@@ -182,7 +185,7 @@ def _steps(
         step.apply()
         for number, layer in enumerate(layers):
             layer.observe(before[number], step, lr, inputs.x[number], attention.seen[number])
-        yield now, lost
+        yield now, float(loss), lost
         if lost:
             return
 
@@ -190,7 +193,8 @@ def _steps(
 def measure(backend: Backend, fix: str, seed: int, steps: int, bits: int) -> dict[str, Any]:
     kernel = backend.kernels()[f"eager-ladder/{fix}"].configure(mantissa_bits=bits)
     with one_thread(), algorithms(deterministic=True):
-        return {"kernel": kernel.name, **run(kernel, Params(seed=seed, steps=steps))}
+        found, _ = run(kernel, Params(seed=seed, steps=steps))
+    return {"kernel": kernel.name, **found}
 
 
 def main() -> None:

@@ -19,9 +19,11 @@ from typing import Any
 
 from tabulate import tabulate
 
+from bench.errors import UsageError
 from bench.report.ladder import student_t
 
 FIRST, LAST = 400, 50  # steps: windows from here on, and up to this far before an explosion
+FEWEST = 4  # windows: two of them have two neighbours, and a rank correlation takes two
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Summary:
 
 
 def summarize(run: dict[str, Any], layer: int) -> Summary:
+    """UsageError where fewer than FEWEST windows count."""
     windows = _windows(run)
     points = [w["layers"][layer] for w in windows]
     leaks, rates = [p["leak"] for p in points], [p["rate_q"] for p in points]
@@ -72,7 +75,13 @@ def summarize(run: dict[str, Any], layer: int) -> Summary:
 def _windows(run: dict[str, Any]) -> list[dict[str, Any]]:
     word, _, step = run["verdict"].partition("@")
     end = float(step) - LAST if word == "exploded" else math.inf
-    return [w for w in run["windows"] if w["step"] - w["steps"] >= FIRST and w["step"] <= end]
+    found = [w for w in run["windows"] if w["step"] - w["steps"] >= FIRST and w["step"] <= end]
+    if len(found) < FEWEST:
+        raise UsageError(
+            f"{run['kernel']} seed {run['seed']}, {run['verdict']}: {len(found)} windows after step {FIRST} "
+            f"(and {LAST} steps before an explosion), at least {FEWEST} are needed"
+        )
+    return found
 
 
 def _eigenvalue(point: dict[str, float]) -> float:
@@ -121,7 +130,7 @@ def tables(document: dict[str, Any]) -> str:
     found = [
         summarize(run, layer)
         for run in document["runs"]
-        for layer in range(len(run["windows"][0]["layers"]))
+        for layer in range(len(_windows(run)[0]["layers"]))
     ]
     verdicts = {(run["kernel"], run["seed"]): run["verdict"] for run in document["runs"]}
     lines = [
@@ -162,7 +171,11 @@ def _grid(rows: list[list[Any]], headers: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    print(tables(json.loads(parser.parse_args().file.read_text())))
+    file = parser.parse_args().file
+    try:
+        print(tables(json.loads(file.read_text())))
+    except UsageError as error:
+        parser.exit(2, f"{file}: {error}\n")
 
 
 if __name__ == "__main__":

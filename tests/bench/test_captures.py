@@ -74,16 +74,35 @@ def test_zeros_nans_and_infinities() -> None:
     found = pair_metrics(
         torch.tensor([0.0, 1.0, math.nan]), torch.tensor([1.0, math.inf, math.nan])
     )
-    assert found["nonfinite"] == 2
+    assert (found["nonfinite"], found["nonfinite_a"], found["nonfinite_b"]) == (2, 1, 2)
     assert found["max_rel"] == math.inf
     assert math.isnan(found["cosine"])
     nothing = pair_metrics(torch.tensor([math.nan]), torch.tensor([math.nan]))
-    assert nothing == {"equal": True, "nonfinite": 1}
+    assert nothing == {"equal": True, "nonfinite": 1, "nonfinite_a": 1, "nonfinite_b": 1}
     result = compare_captures(
         *(Capture({"o": torch.full((1, 1, 1, 1), math.nan)}, False, None),) * 2
     )
     assert "o         equal   –" in captures_text(result, "a", "b")
-    assert "o: 1 elements are not finite in both" in result.notes[-1]
+    assert result.notes[-1] == "o: elements not finite: 1 in A, 1 in B; 1 left out"
+
+
+def test_what_is_not_finite_is_counted_on_its_side() -> None:
+    a, b = torch.ones(1, 1, 2, 2), torch.tensor([1.0, math.inf, 1.0, 1.0]).reshape(1, 1, 2, 2)
+    result = compare_captures(Capture({"o": a}, False, None), Capture({"o": b}, False, None))
+    assert result.notes[-1] == "o: elements not finite: 0 in A, 1 in B; 1 left out"
+
+
+@pytest.mark.parametrize("scale", [96**-0.5, float(torch.tensor(96**-0.5))], ids=["FP64", "FP32"])
+def test_the_default_scale_may_be_written_out(scale: float) -> None:
+    found = {"o": torch.ones(1, 1, 2, 96), "lse": torch.ones(1, 1, 2)}
+    default, written = Capture(found, False, None), Capture(found, False, scale)
+    assert compare_captures(default, written).tensors["o"]["equal"]
+    assert compare_captures(written, default).tensors["o"]["equal"]
+    with pytest.raises(UsageError, match=r"False, 0\.10206\d* in A but False, 0\.1 in B"):
+        compare_captures(default, Capture(found, False, 0.1))
+    lse = {"lse": found["lse"]}  # alone it does not say what D is
+    with pytest.raises(UsageError, match=r"False, D\^-0\.5 in A but False, 0\.1 in B"):
+        compare_captures(Capture(lse, False, None), Capture(lse, False, 0.1))
 
 
 @pytest.mark.parametrize("causal", [False, True])

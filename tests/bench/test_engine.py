@@ -135,6 +135,46 @@ def test_an_interrupted_run_of_several_jobs_keeps_what_was_measured(run_tiny: Ru
     assert len(comparable(run.path)) == UNITS
 
 
+class Killer(Quiet):
+    """Kills the processes that measure once a unit is done, as a machine out of memory does."""
+
+    def finished(self, unit: Unit, row: Row) -> None:
+        if self.count == 1:
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid or 0, signal.SIGKILL)
+
+
+def test_a_killed_worker_is_one_line_and_what_was_measured_stays(run_tiny: RunIt) -> None:
+    killer = Killer()
+    with pytest.raises(UsageError, match=r"--jobs 2: a process .* was killed") as caught:
+        run_tiny(killer, jobs=2)
+    assert f"{killer.count} of {UNITS} units are in " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not multiprocessing.active_children()
+    rest = Quiet()
+    run = run_tiny(rest, jobs=2)
+    assert rest.count == UNITS - killer.count
+    assert len(comparable(run.path)) == UNITS
+
+
+def test_a_work_folder_that_cannot_be_renamed_is_a_note(
+    run_tiny: RunIt, tiny_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepare(Request(tiny_config, tmp_path / "results"))
+    folder = run.work_folder(run.units[0])
+    for each in (folder, folder.with_name(f"{folder.name}.done")):
+        each.mkdir(parents=True)
+        (each / "checkpoint.pt").write_bytes(b"")
+    monkeypatch.setattr("bench.store.shutil.rmtree", lambda *_, **__: None)  # as if refused
+    counted = Quiet()
+    run = run_tiny(counted)
+    assert counted.count == UNITS
+    assert len(read_submission(run.path)[0].rows) == UNITS
+    (note,) = run.notes
+    assert note.startswith(f"{folder}: the checkpoints of a finished unit stay there (")
+    assert (folder / "checkpoint.pt").exists()
+
+
 def test_what_is_timed_never_shares_the_machine() -> None:
     fields = {"case_version": 1, "kernel": "a/b", "backend": "cpu", "dtype": "bfloat16"}
     rest: dict[str, Any] = {**fields, "params": {}, "options": {}, "seeds": 1}

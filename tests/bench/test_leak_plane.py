@@ -9,11 +9,12 @@ import torch
 from backends.base import Kernel
 from bench.registry import load_backend
 from bench.studies.leak_plane import CASE, Inputs, Layer, Split, leak_gradients, run
+from cases.algorithms import algorithms
 from cases.crash.ladder import Params, make_text
 from cases.crash.model import GPT, fresh_model
 from cases.crash.signals import Attention
 from cases.crash.steps import Step
-from cases.crash.train import batch_offsets
+from cases.crash.train import Log, batch_offsets, one_thread, train
 
 PARAMS = Params(layers=2, width=32, context=32, batch=2, steps=4)
 
@@ -74,8 +75,20 @@ def test_a_gradient_that_is_all_leak_leaves_no_rest() -> None:
     assert float(rest.abs().max()) < 1e-8
 
 
+def train_as_the_case(params: Params) -> Log:
+    text = make_text(params.vocabulary)
+    offsets = batch_offsets(CASE, 0, params.steps, params.batch, len(text) - params.context)
+    model = fresh_model(CASE, params.size, 0)
+    return train(model, text, offsets, kernel("stock"), params.recipe, params.size, CASE, 0)
+
+
 def test_windows_cover_every_step_and_training_is_the_case_s() -> None:
-    document = run(kernel("stock"), Params(layers=2, width=32, context=32, batch=2, steps=60))
+    params = Params(layers=2, width=32, context=32, batch=2, steps=60)
+    with one_thread(), algorithms(deterministic=True):
+        document, losses = run(kernel("stock"), params)
+        log = train_as_the_case(params)
+    assert losses == log.loss
+    assert len(losses) == 60
     assert document["verdict"] == "stable@60"
     assert [w["steps"] for w in document["windows"]] == [50, 10]
     first = document["windows"][0]["layers"][0]

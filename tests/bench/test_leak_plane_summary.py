@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.studies.leak_plane_summary import interval, spearman, summarize, tables
+from bench.studies.leak_plane_summary import interval, main, spearman, summarize, tables
 
 RATE = 0.004  # a step
 
@@ -58,6 +60,29 @@ def test_rates_of_unlike_sign_have_no_growing_mode() -> None:
 def test_windows_around_an_explosion_do_not_count() -> None:
     until = summarize(growing(verdict="exploded@800"), 0)
     assert abs(until.change) < abs(summarize(growing(), 0).change)
+
+
+@pytest.mark.parametrize(("windows", "count"), [(0, 0), (8, 0), (12, 3)])
+def test_a_run_with_too_few_windows_is_one_line(
+    windows: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run = growing(seed=3)
+    run["windows"] = run["windows"][:windows]
+    file = tmp_path / "plane.json"
+    file.write_text(json.dumps({"runs": [run]}))
+    monkeypatch.setattr("sys.argv", ["leak_plane_summary", str(file)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"{file}: eager-ladder/stock seed 3, stable@1000: {count} windows after")
+    assert line.count("\n") == 1
+
+
+def test_the_fewest_windows_are_enough() -> None:
+    run = growing()
+    run["windows"] = run["windows"][:13]  # four of them after step 400
+    assert abs(summarize(run, 0).follows) <= 1
 
 
 @pytest.mark.parametrize(

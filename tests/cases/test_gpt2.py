@@ -28,7 +28,7 @@ from cases.crash.gpt2.batches import (
 from cases.crash.gpt2.data import FOLDER_VARIABLE
 from cases.crash.gpt2.optimizer import Recipe, optimizers
 from cases.crash.gpt2.progress import Progress, duration
-from cases.crash.gpt2.signals import probe, weight_norms
+from cases.crash.gpt2.signals import Probe, probe, weight_norms
 from cases.crash.language import tokens
 from cases.crash.model import GPT, Size, fresh_model
 from cases.crash.signals import WIDTHS
@@ -149,6 +149,31 @@ def test_the_probe_reads_rowsum_ds() -> None:
     assert point["leak_abs_0"] == pytest.approx(float(leak.abs().mean()), rel=1e-3)
     assert point["row_max_abs"] == pytest.approx(float(s.amax(-1).abs().max()), rel=1e-5)
     assert point["leak_abs"] > 1e-7
+
+
+def test_the_probe_hides_no_row_that_is_not_finite() -> None:
+    for bad in (0, 1):  # the layer
+        seen = Probe(lambda layer, q, k, v, scale: q)
+        for layer in (0, 1):
+            q, k, v = torch.ones(3, 1, 1, 4, 16)
+            q[0, 0, 2, 0] = math.nan if layer == bad else 1.0
+            seen(layer, q, k, v)
+        largest = torch.tensor(seen.row_max_abs)
+        assert largest.isnan().tolist() == [bad == 0, bad == 1]
+        assert largest[1 - bad] == 4  # 16 products of 1, over √16
+
+    model = fresh_model("x", Size(2, 32, 24, mlp_ratio=4, heads=2), 0)
+    with torch.no_grad():
+        model.blocks[0].w_q[0, 0] = math.nan
+    kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=3)
+    ids = tokens()[:50].reshape(2, 25)
+    point = probe(
+        model,
+        ids,
+        lambda layer, q, k, v, scale: kernel(q, k, v, causal=True, scale=scale),
+        torch.autocast("cpu", enabled=False),
+    )
+    assert math.isnan(point["row_max_abs"])
 
 
 def test_every_head_has_a_wider_one() -> None:
@@ -370,6 +395,10 @@ def test_metrics_curves_digests_and_facts(tmp_path: Path) -> None:
     assert found.digests["inputs"] == CASE.inputs_digest(CASE.Params(**SMALL), torch.float32, 1)
     assert found.facts["processes"] == 1
     assert found.facts["tokens_per_s"] > 0
+
+
+def test_a_speed_that_was_not_measured_is_left_out(tmp_path: Path) -> None:
+    assert "tokens_per_s" not in run(tmp_path / "a", steps=1).facts
 
 
 def test_the_digest_covers_every_input() -> None:

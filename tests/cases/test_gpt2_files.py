@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +239,59 @@ def test_a_cut_between_the_renames_loses_nothing(tmp_path: Path) -> None:
     assert found is not None
     assert found.step == 8
     assert "going on from the checkpoint before" in said[0]
+
+
+def save_but_cut_between_the_renames(folder: Path, step: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+
+        def replace(source: Path, target: Path) -> None:
+            if Path(target).name == checkpoint.CURRENT:
+                raise KeyboardInterrupt
+            rename(source, target)
+
+        rename = os.replace
+        patch.setattr(checkpoint.os, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            save(folder, step)
+
+
+def test_a_cut_between_the_renames_goes_on_at_the_step_that_was_saved(tmp_path: Path) -> None:
+    save(tmp_path, 4, 8)
+    save_but_cut_between_the_renames(tmp_path, 12)
+    assert not (tmp_path / checkpoint.CURRENT).exists()
+    found, said = load(tmp_path)
+    assert found is not None
+    assert found.step == 12
+    assert checkpoint.FRESH in said[0]
+    save(tmp_path, 16)
+    assert load(tmp_path)[0].step == 16  # type: ignore[union-attr]
+
+
+def test_a_damaged_checkpoint_never_takes_the_place_of_the_whole_one_before(tmp_path: Path) -> None:
+    save(tmp_path, 4, 8)
+    damage(tmp_path / checkpoint.CURRENT, lambda b: b[:-100])
+    _, said = load(tmp_path)
+    assert checkpoint.DAMAGED in said[-1]
+    save_but_cut_between_the_renames(tmp_path, 12)
+    os.unlink(tmp_path / checkpoint.FRESH)  # the worst case: only what was there before is left
+    found, _ = load(tmp_path)
+    assert found is not None
+    assert found.step == 4
+
+
+def test_the_only_checkpoint_being_damaged_is_said_every_time(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    damage(tmp_path / checkpoint.CURRENT, lambda b: b[:-100])
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no checkpoint is whole"):
+            load(tmp_path)
+
+
+def test_a_changed_step_in_the_header_is_damage(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    damage(tmp_path / checkpoint.CURRENT, lambda b: re.sub(rb'"step": ?4', b'"step":5', b, count=1))
+    with pytest.raises(UsageError, match="its header says step 5, what was saved is of step 4"):
+        load(tmp_path)
 
 
 def test_a_checkpoint_of_another_run_is_refused_with_the_differing_keys(tmp_path: Path) -> None:

@@ -290,10 +290,11 @@ def run_metrics(log: Log, layers: int) -> Metrics:
 
 def _facts(run: Run, tokens: Tokens, log: Log) -> dict[str, Any]:
     """How it was run: kept with the row, never compared."""
-    facts = {
+    facts: dict[str, Any] = {
         "processes": world().size,
         "micro_batch": run.micro_batch,
         "data_tokens": len(tokens.ids),
-        "tokens_per_s": round(log.tokens_per_s, 1),
     }
+    if not math.isnan(log.tokens_per_s):  # NaN: this process did but the step that is not timed
+        facts["tokens_per_s"] = round(log.tokens_per_s, 1)
     return facts | ({"no_leak": log.no_leak} if log.no_leak else {})

@@ -1,7 +1,8 @@
 """Checkpoints that survive whatever ends a run: the old or the new one is whole at every moment.
 
 A file is one line of JSON (step, what the run is, length and sha256 of the rest) and `torch.save` bytes,
-read back with `weights_only`. The checkpoint before is kept, for the case that the last one is damaged.
+read back with `weights_only`. The checkpoint before is kept, for the case that the last one is damaged;
+the damaged one is renamed, so that it never takes the place of a whole one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from bench.records import dumps
 from bench.store import write_bytes
 
 CURRENT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+FRESH = f"{CURRENT}.new"  # whole, but not yet in its place
+DAMAGED = "checkpoint.damaged.pt"
+STEP = "checkpoint_step"  # key of the state: the header is not hashed, the state is
 FORMAT = "attnrepro-checkpoint-1"
 MAX_HEADER = 64 * 1024  # bytes
 State = dict[str, Any]
@@ -44,15 +48,15 @@ class Checkpoint:
 def save(folder: Path, step: int, fingerprint: Fingerprint, state: State) -> None:
     """Write a checkpoint and keep the one before. OSError leaves both old ones as they were."""
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save(state | {STEP: step}, buffer)
     body = buffer.getbuffer()
     header = {
         "format": FORMAT, "step": step, "bytes": len(body), "run": fingerprint,
         "sha256": hashlib.sha256(body).hexdigest(),
     }  # fmt: skip
-    fresh = folder / f"{CURRENT}.new"
+    fresh = folder / FRESH
     write_bytes(fresh, [(dumps(header) + "\n").encode(), body])
-    # Between the two renames only the previous one is there: `load` then takes that.
+    # Between the two renames there is no current one: `load` then takes the fresh one.
     with contextlib.suppress(FileNotFoundError):
         os.replace(folder / CURRENT, folder / PREVIOUS)
     os.replace(fresh, folder / CURRENT)
@@ -61,25 +65,37 @@ def save(folder: Path, step: int, fingerprint: Fingerprint, state: State) -> Non
 def load(folder: Path, fingerprint: Fingerprint, say: Callable[[str], None]) -> Checkpoint | None:
     """The last whole checkpoint in `folder`, or None where there is none at all.
 
-    UsageError for one of another run (names the differing keys), and where none is whole.
+    UsageError for one of another run (names the differing keys), and where none is whole. A damaged
+    current one is renamed to `checkpoint.damaged.pt` once another is found whole.
     """
-    damaged = []
-    for name in (CURRENT, PREVIOUS):
+    damaged: dict[str, str] = {}  # why, by name
+    for name in (CURRENT, FRESH, PREVIOUS):
         path = folder / name
-        if not path.exists():
-            continue
         try:
             found = _read(path, fingerprint)
+        except FileNotFoundError:  # or renamed just now by another process of the run
+            continue
         except Damaged as problem:
-            damaged.append(f"{path}: {problem}")
+            damaged[name] = f"{path}: {problem}"
             say(f"checkpoint {path} is left out: {problem}")
             continue
-        if damaged or name == PREVIOUS:
-            say(f"going on from the checkpoint before, {path}, at step {found.step}")
+        if name != CURRENT:
+            which = "before" if name == PREVIOUS else "that was being put in its place"
+            say(f"going on from the checkpoint {which}, {path}, at step {found.step}")
+        if CURRENT in damaged:
+            _set_aside(folder, say)
         return found
     if damaged:
-        raise UsageError(f"{damaged[0]}; no checkpoint is whole: move {folder} away to begin anew")
+        first = next(iter(damaged.values()))
+        raise UsageError(f"{first}; no checkpoint is whole: move {folder} away to begin anew")
     return None
+
+
+def _set_aside(folder: Path, say: Callable[[str], None]) -> None:
+    """Keep `save` from putting the damaged current checkpoint over the whole one before."""
+    with contextlib.suppress(FileNotFoundError):  # another process of the run did it
+        os.replace(folder / CURRENT, folder / DAMAGED)
+    say(f"the damaged checkpoint is kept as {folder / DAMAGED}")
 
 
 def _read(path: Path, fingerprint: Fingerprint) -> Checkpoint:
@@ -99,6 +115,8 @@ def _read(path: Path, fingerprint: Fingerprint) -> Checkpoint:
     if hashlib.sha256(body).hexdigest() != sha256:
         raise Damaged("its sha256 does not match: damaged")
     state = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    if (saved := state.pop(STEP, None)) != step:
+        raise Damaged(f"its header says step {step}, what was saved is of step {saved}")
     return Checkpoint(step, state)
 
 

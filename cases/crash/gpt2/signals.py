@@ -32,7 +32,7 @@ class Probe:
     def __init__(self, attend: Attend):
         self.attend = attend
         self.padded: list[Tensor] = []  # q [B, H, T, width] of each layer
-        self.row_max_abs = 0.0
+        self.row_max_abs: list[float] = []  # a layer each; NaN where a row has one
         self.repeats: list[float] = []  # share of rows whose maximum repeats, a layer each
         self.scale = math.nan
 
@@ -51,7 +51,7 @@ class Probe:
     def _look(self, q: Tensor, k: Tensor) -> None:
         with torch.autocast(q.device.type, enabled=False):
             row_max, repeated = row_maxima(q, k, self.scale)
-        self.row_max_abs = max(self.row_max_abs, float(row_max.abs().nan_to_num(nan=0.0).max()))
+        self.row_max_abs.append(float(row_max.abs().max()))
         self.repeats.append(float(repeated.double().mean()))
 
     def leaks(self, loss: Tensor, head_dim: int) -> Tensor:
@@ -85,7 +85,7 @@ def probe(
     point = {
         "leak_mean": float(leak.mean()),
         "leak_abs": float(leak.abs().mean()),
-        "row_max_abs": seen.row_max_abs,
+        "row_max_abs": float(torch.tensor(seen.row_max_abs).max()),  # NaN if one is
         "repeated_max_share": sum(seen.repeats) / len(seen.repeats),
     }
     for layer, values in enumerate(leak):
