@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -118,7 +119,7 @@ def run(
         return
     _terminate_like_ctrl_c()
     watcher = ProgressBar(planned)
-    command = " ".join([launcher(), "runner.py run", *_arguments(request)])
+    command = resume_command(request, contribute)
     try:
         with watcher.bar:
             execute(planned, request, watcher)
@@ -284,20 +285,23 @@ def _print_run(planned: Run, as_json: bool) -> None:
     print(f"next: python runner.py validate {planned.path}")
 
 
-def _arguments(request: Request) -> list[str]:
-    arguments = [str(request.config)]
+def resume_command(request: Request, contribute: bool) -> str:
+    """What goes on with a stopped run; without --force, which would measure again what is done."""
+    arguments = ["runner.py", "run", str(request.config)]
     if request.results != Path("results"):
         arguments += ["--results", str(request.results)]
     if request.jobs > 1:
         arguments += ["--jobs", str(request.jobs)]
     for flag in ("backend", "kernel", "case"):
         if (pattern := getattr(request, flag)) is not None:
-            arguments += [f"--{flag}", f"'{pattern}'"]
+            arguments += [f"--{flag}", pattern]
     if request.unit is not None:
         arguments += ["--unit", request.unit]
     for condition in request.only:
         arguments += ["--only", condition]
-    return arguments
+    if contribute:
+        arguments.append("--contribute")
+    return f"{launcher()} {shlex.join(arguments)}"
 
 
 def _terminate_like_ctrl_c() -> None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+from bench.config import read_config
 from bench.engine import Request
 from bench.errors import UsageError
 from bench.source import ROOT, describe_suite
@@ -18,7 +19,9 @@ from bench.validate import validate_file
 
 def check_contribution(request: Request) -> None:
     """Before anything runs: what is asked for can become a contribution. Raises UsageError."""
-    filters = [name for name in ("backend", "kernel", "case", "unit") if getattr(request, name)]
+    filters = [
+        name for name in ("backend", "kernel", "case", "unit", "only") if getattr(request, name)
+    ]
     if filters:
         raise UsageError(f"--contribute: a file holds a whole config; leave out --{filters[0]}")
     if request.results.resolve() != ROOT / "results":
@@ -27,7 +30,7 @@ def check_contribution(request: Request) -> None:
         )
     if not _git("rev-parse", "--git-dir"):
         raise UsageError("--contribute: this is no git checkout; clone the repository")
-    name = request.config.stem
+    name = read_config(request.config)[0].name  # the file's, whatever the config's own is
     if _ignored(f"results/any/{name}.json"):
         raise UsageError(
             f"--contribute: '{name}' is a first look, not collected; run configs/bias.yaml"

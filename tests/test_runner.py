@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.engine import Request
 from bench.store import read_submission
 from conftest import TINY
+from runner import resume_command
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -115,6 +117,18 @@ def test_an_invalid_file_gives_exit_code_1(tmp_path: Path) -> None:
     done = runner("validate", bad)
     assert done.returncode == 1
     assert done.stdout.startswith(f"{bad}: 1 problems\n  not JSON")
+
+
+def test_the_command_to_resume_asks_for_the_same_again() -> None:
+    asked = Request(
+        Path("my configs/a.yaml"), Path("r s"), kernel="eager-*", only=["values=a b"], jobs=2
+    )
+    line = resume_command(asked, contribute=True)
+    assert line == (
+        "python runner.py run 'my configs/a.yaml' --results 'r s' --jobs 2 --kernel 'eager-*' "
+        "--only 'values=a b' --contribute"
+    )
+    assert "--contribute" not in resume_command(asked, contribute=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

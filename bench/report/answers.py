@@ -6,11 +6,14 @@ says so; nothing is inferred.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from bench.records import Row
 from bench.report.collect import Found
-from bench.report.tables import Cell, Table, headline, is_fine
+from bench.report.ladder_runs import CASE as LADDER
+from bench.report.ladder_runs import TrainingRun, groups
+from bench.report.tables import Cell, Table, headline, implementation, is_fine
 
 QUESTIONS = (
     "is stock biased?", "does its δ error leak?", "does training crash?", "which fix holds?",
@@ -19,9 +22,10 @@ QUESTIONS = (
 NOT_MEASURED = "not measured"
 NOTE = (
     "One line a machine and backend. Bias: BF16, two equal row maxima (bias/tie_break, gap 12), mean error"
-    " of O in ulps. Leak: rowsum(dS), exactly 0 in exact arithmetic (bias/leak). Crash: training of"
-    " crash/ladder with M mantissa bits. A fix holds where it stops every leak and every explosion that the"
-    " machine measured without it; in part: in some implementations only. Cost: time of forward and backward"
+    " of O in ulps. Leak: rowsum(dS), exactly 0 in exact arithmetic (bias/leak, gap 12). Crash: training of"
+    " crash/ladder with P̄ and O in M mantissa bits. Fix, yes: holds wherever it was tried; in part: in some"
+    " implementations only. Tried: on the same kernel, and on the same training (implementation, M, dtype,"
+    " model, seed) to the step of stock's explosion or further. Cost: time of forward and backward"
     " over that of stock."
 )
 FIXES = (
@@ -33,7 +37,7 @@ FIXES = (
     "stochastic",
 )
 BIAS_POINT = {"repeats": 2, "gap": 12.0, "value_sign": "mixed"}
-LEAK_POINT = {"repeats": 2, "other_values": "same_sign"}
+LEAK_POINT = {"repeats": 2, "gap": 12.0, "other_values": "same_sign"}
 
 
 def answer_table(found: Sequence[Found]) -> Table:
@@ -58,7 +62,7 @@ def is_answer(row: Row) -> bool:
     """Whether the answer table may look at this row."""
     if row.status != "ok":
         return False
-    if row.case in ("crash/ladder", "speed/attention"):
+    if row.case in (LADDER, "speed/attention"):
         return True
     points = {"bias/tie_break": BIAS_POINT, "bias/leak": LEAK_POINT}
     return row.case in points and row.dtype == "bfloat16" and _at(row, points[row.case])
@@ -79,10 +83,6 @@ def fix_of(row: Row) -> str:
     return row.kernel.partition("/")[2]
 
 
-def implementation(row: Row) -> str:
-    return row.kernel.partition("/")[0]
-
-
 def _value(f: Found) -> float:
     shown = headline(f.row)
     return f.row.metrics.get(shown.metric, 0.0) if shown else 0.0
@@ -98,67 +98,123 @@ def _leaks(found: Sequence[Found]) -> Cell:
 
 
 def _split(rows: list[Found], form: str, word: str) -> Cell:
-    """`2 of 4: sdpa-flash +0.18 ulp, …` with the largest first; leads to the largest."""
+    """`2 of 4: sdpa-flash +0.18 ulp, …` with the largest first; leads to the largest.
+
+    A kernel counts once, with its worst row.
+    """
     if not rows:
         return Cell(NOT_MEASURED)
-    bad = sorted((f for f in rows if not is_fine(f.row.verdict)), key=lambda f: -abs(_value(f)))
+    kernels: dict[str, Found] = {}
+    for f in sorted(rows, key=lambda f: (is_fine(f.row.verdict), -abs(_value(f)))):
+        kernels.setdefault(implementation(f.row), f)
+    bad = {name: f for name, f in kernels.items() if not is_fine(f.row.verdict)}
     if not bad:
-        return Cell(f"no, none of {len(rows)} kernels", "pass", rows[0])
-    named = ", ".join(f"{implementation(f.row)} {form.format(_value(f))}" for f in bad)
-    return Cell(f"{word}: {len(bad)} of {len(rows)}: {named}", bad[0].row.verdict, bad[0])
+        return Cell(f"no, none of {len(kernels)} kernels", "pass", rows[0])
+    named = ", ".join(f"{name} {form.format(_value(f))}" for name, f in bad.items())
+    worst = next(iter(bad.values()))
+    return Cell(f"{word}: {len(bad)} of {len(kernels)}: {named}", worst.row.verdict, worst)
 
 
 def _crashes(found: Sequence[Found]) -> Cell:
-    """Stock by mantissa bits: `yes at M=1: step 1082–1278 (3 of 3 runs); no at M=2`."""
-    rows = _of(found, "crash/ladder", "stock")
-    if not rows:
+    """Stock by mantissa bits: `yes at M=1: step 1082 to 1278 (3 of 3 runs); no at M=2 to step 1500`."""
+    lines = [
+        (group, label, [run for run in group.runs if run.label == label])
+        for group in groups(found)
+        for label in dict.fromkeys(run.label for run in group.runs if run.is_stock)
+    ]
+    if not lines:
         return Cell(NOT_MEASURED)
-    groups: dict[object, list[Found]] = {}
-    for f in rows:
-        groups.setdefault(f.row.options.get("mantissa_bits"), []).append(f)
-    parts, worst = [], rows[0]
-    for bits, runs in sorted(groups.items(), key=lambda item: str(item[0])):
-        crashed = [f for f in runs if f.row.verdict.startswith("exploded")]
-        steps = sorted(f.row.metrics["crash_step"] for f in crashed)
-        at = f"at M={bits}" if bits is not None else "in full precision"
-        if crashed:
-            worst = worst if worst in crashed else crashed[0]
-            span = f"{steps[0]:.0f}" if len(steps) == 1 else f"{steps[0]:.0f} to {steps[-1]:.0f}"
-            parts.append(f"yes {at}: step {span} ({len(crashed)} of {len(runs)} runs)")
-        else:
-            last = min(f.row.metrics["steps_run"] for f in runs)
-            parts.append(f"no {at} to step {last:.0f} ({len(runs)} runs)")
-    return Cell("; ".join(parts), worst.row.verdict, worst)
+    parts = []
+    for group, label, runs in lines:
+        several = ", ".join(x for x in (label, group.dtype, group.shape) if x)
+        where = f" ({several})" if len(lines) > 1 else ""
+        for bits in sorted({run.bits for run in runs}):
+            parts.append(_crash(f"at M={bits}{where}", [run for run in runs if run.bits == bits]))
+    stock = [run for _, _, runs in lines for run in runs]
+    worst = next((run for run in stock if run.exploded), stock[0])
+    return Cell("; ".join(parts), worst.row.verdict, worst.found)
+
+
+def _crash(at: str, runs: Sequence[TrainingRun]) -> str:
+    steps = sorted(run.step for run in runs if run.exploded)
+    if not steps:
+        last = min(run.step for run in runs)
+        return f"no {at} to step {last:.0f} ({len(runs)} run{'s'[: len(runs) != 1]})"
+    span = f"{steps[0]:.0f}" if len(steps) == 1 else f"{steps[0]:.0f} to {steps[-1]:.0f}"
+    return f"yes {at}: step {span} ({len(steps)} of {len(runs)} run{'s'[: len(runs) != 1]})"
+
+
+Place = tuple[object, ...]  # the case, then what a fix and the stock that it is held against share
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row that leaked or exploded, or did not."""
+
+    found: Found
+    place: Place
+    failed: bool
+    step: float = 0.0  # of the explosion, or trained for
+
+    @property
+    def fix(self) -> str:
+        return fix_of(self.found.row)
+
+
+def _outcomes(found: Sequence[Found]) -> list[Outcome]:
+    """Leaks by kernel; trainings by model (size and dtype), implementation, M and seed."""
+    leaks = [
+        Outcome(f, (f.row.case, implementation(f.row)), not is_fine(f.row.verdict))
+        for f in found if f.row.case == "bias/leak" and is_answer(f.row)
+    ]  # fmt: skip
+    runs = [
+        Outcome(
+            run.found, (LADDER, model, implementation(run.row), run.bits, run.seed), run.exploded, run.step
+        )
+        for model, group in enumerate(groups(found)) for run in group.runs
+    ]  # fmt: skip
+    return leaks + runs
 
 
 def _holds(found: Sequence[Found]) -> Cell:
     """Fixes that hold where stock leaks or explodes, fixes that hold in part, and the rest."""
-    failing: set[tuple[str, str, object]] = set()
-    for case in ("bias/leak", "crash/ladder"):
-        failing |= {_where(f) for f in _of(found, case, "stock") if not is_fine(f.row.verdict)}
-    if not failing:
-        return Cell(NOT_MEASURED)
+    outcomes = _outcomes(found)
+    failing: dict[Place, float] = {}  # with the step that a fix must get past
+    for stock in outcomes:
+        if stock.fix == "stock" and stock.failed:
+            failing[stock.place] = max(stock.step, failing.get(stock.place, 0.0))
     answers: dict[str, list[str]] = {"yes": [], "in part": [], "no": []}
     best: tuple[str, Found] | None = None  # the answer and row that the cell leads to
     for fix in FIXES:
-        rows = [f for case in ("bias/leak", "crash/ladder") for f in _of(found, case, fix)]
-        rows = [f for f in rows if _where(f) in failing]
-        bad = [f for f in rows if not is_fine(f.row.verdict)]
-        good = {implementation(f.row) for f in rows} - {implementation(f.row) for f in bad}
-        if not rows:
+        tried = [
+            o for o in outcomes
+            if o.fix == fix and o.place in failing and (o.failed or o.step >= failing[o.place])
+        ]  # fmt: skip
+        if not tried:
             continue
+        bad = [o.found for o in tried if o.failed]
+        good = {implementation(o.found.row) for o in tried} - {implementation(f.row) for f in bad}
         answer = "yes" if not bad else "in part" if good else "no"
-        answers[answer].append(f"{fix} ({_failures(bad) if bad else _kinds(rows)})")
+        told = [_failures(bad)] if bad else []
+        answers[answer].append(f"{fix} ({'; '.join([*told, _tried(tried, failing)])})")
         if best is None or (answer == "yes" and best[0] != "yes"):
-            best = answer, rows[0]
+            best = answer, tried[0].found
     if best is None:
         return Cell(NOT_MEASURED)
     text = "; ".join(f"{answer}: {', '.join(fixes)}" for answer, fixes in answers.items() if fixes)
     return Cell(text, "pass" if best[0] == "yes" else best[1].row.verdict, best[1])
 
 
-def _where(f: Found) -> tuple[str, str, object]:
-    return f.row.case, implementation(f.row), f.row.options.get("mantissa_bits")
+def _tried(tried: Sequence[Outcome], failing: Iterable[Place]) -> str:
+    """`tried on 3 of 7 leaking kernels, 1 of 9 exploded runs`: of all places where stock failed."""
+    places = {outcome.place for outcome in tried}
+    parts = []
+    for case, word in (("bias/leak", "leaking kernel"), (LADDER, "exploded run")):
+        of = [place for place in failing if place[0] == case]
+        if of:
+            own = len(places.intersection(of))
+            parts.append(f"{own} of {len(of)} {word}{'s'[: len(of) != 1]}")
+    return "tried on " + ", ".join(parts)
 
 
 def _failures(bad: Sequence[Found]) -> str:
@@ -169,14 +225,6 @@ def _failures(bad: Sequence[Found]) -> str:
         if implementation(f.row) not in names:
             names.append(implementation(f.row))
     return "; ".join(f"{verdict} in {', '.join(names)}" for verdict, names in places.items())
-
-
-def _kinds(rows: Sequence[Found]) -> str:
-    """What a fix was seen to stop."""
-    words = {"bias/leak": "leak", "crash/ladder": "explosion"}
-    return " and ".join(
-        word for case, word in words.items() if any(f.row.case == case for f in rows)
-    )
 
 
 def _cost(found: Sequence[Found]) -> Cell:

@@ -42,8 +42,8 @@ def run_tables(found: Sequence[Found], machine: str) -> list[Table]:
     columns = [
         f"{t.title.split(' · ')[0]} {c}".removesuffix(" all") for t in tables for c in t.columns
     ]
-    merged = Table(f"bias and leak · {machine}", "", columns)
-    merged.title = f"{', '.join(t.title.split(' · ')[0] for t in tables)} · {machine}"
+    titles = ", ".join(t.title.split(" · ")[0] for t in tables)
+    merged = Table(f"{titles} · {machine}", "", columns)
     for label in labels:
         cells: list[Cell | None] = []
         for t in tables:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.records import Row
+from bench.report.ladder_runs import CASE as LADDER
+from bench.report.ladder_runs import is_complete, mantissa_bits
+from bench.report.tables import implementation
 
 
 def findings(rows: Sequence[Row]) -> list[str]:
@@ -44,7 +47,7 @@ def _bias(rows: Sequence[Row]) -> list[str]:
     if not stock:
         return []
     varied = [row for row in stock if row.params["row_jitter"] != 0] or stock
-    fine = [_implementation(row) for row in varied if row.verdict == "pass"]
+    fine = [implementation(row) for row in varied if row.verdict == "pass"]
     lines = [
         "Stock kernels where two keys share the row maximum: "
         + _split("biased", _list(varied, "biased", "aligned_ulp_mean", "{:+.2f} ulp"), fine)
@@ -52,7 +55,7 @@ def _bias(rows: Sequence[Row]) -> list[str]:
     for row in varied:
         fixed = [
             r for r in points
-            if r.kernel == f"{_implementation(row)}/stabilized" and r.options.get("beta") == 2.0
+            if r.kernel == f"{implementation(row)}/stabilized" and r.options.get("beta") == 2.0
         ]  # fmt: skip
         if row.verdict != "biased" or not fixed:
             continue
@@ -61,7 +64,7 @@ def _bias(rows: Sequence[Row]) -> list[str]:
             + ("vary" if r.params["row_jitter"] else "are all the same") + f" ({r.verdict})"
             for r in fixed
         ]  # fmt: skip
-        lines.append(f"The paper's shift on {_implementation(row)}: " + ", ".join(parts) + ".")
+        lines.append(f"The paper's shift on {implementation(row)}: " + ", ".join(parts) + ".")
     return lines
 
 
@@ -73,7 +76,7 @@ def _leak(rows: Sequence[Row]) -> list[str]:
         return []
     exact = points[0].metrics["true_dq_abs_mean"]
     stock = [row for row in points if row.kernel.endswith("/stock")]
-    fine = [_implementation(row) for row in stock if row.verdict == "pass"]
+    fine = [implementation(row) for row in stock if row.verdict == "pass"]
     lines = [
         f"Stock kernels, dQ where the exact gradient is {exact:.0e}: "
         + _split("leaking", _list(stock, "leaks", "leak_mean", "{:+.1e}"), fine)
@@ -81,10 +84,10 @@ def _leak(rows: Sequence[Row]) -> list[str]:
     for fix in ("delta_fp32", "delta_dp", "stabilized"):
         ratios = []
         for row in stock:
-            fixed = [r for r in points if r.kernel == f"{_implementation(row)}/{fix}"]
+            fixed = [r for r in points if r.kernel == f"{implementation(row)}/{fix}"]
             if row.verdict == "leaks" and fixed:
                 before, after = row.metrics["leak_mean"], fixed[0].metrics["leak_mean"]
-                ratios.append(f"{_implementation(row)} {before:+.1e} → {after:+.1e}")
+                ratios.append(f"{implementation(row)} {before:+.1e} → {after:+.1e}")
         if ratios:
             lines.append(f"With {fix}: " + ", ".join(ratios) + ".")
     return lines
@@ -129,13 +132,13 @@ def _drift(rows: Sequence[Row]) -> list[str]:
 
 def _crash(rows: Sequence[Row]) -> list[str]:
     """`crash/ladder`, a sentence for each number of mantissa bits: which kernels explode, and when."""
-    groups: dict[object, dict[str, list[Row]]] = {}
+    groups: dict[int, dict[str, list[Row]]] = {}
     for row in rows:
-        if row.case == "crash/ladder":
-            kernels = groups.setdefault(row.options.get("mantissa_bits"), {})
+        if row.case == LADDER and is_complete(row):
+            kernels = groups.setdefault(mantissa_bits(row), {})
             kernels.setdefault(row.kernel, []).append(row)
     lines = []
-    for bits, kernels in groups.items():
+    for bits, kernels in sorted(groups.items()):
         explode, hold = [], []
         for kernel, runs in kernels.items():
             steps = sorted(
@@ -147,25 +150,16 @@ def _crash(rows: Sequence[Row]) -> list[str]:
             else:
                 shortest = min(r.metrics["steps_run"] for r in runs)
                 hold.append(f"{kernel} (to step {shortest:.0f})")
-        what = (
-            "all mantissa bits"
-            if bits is None
-            else f"O and P̄ in {bits} mantissa bit{'s'[: bits != 1]}"
-        )
         lines.append(
-            f"Training with {what}: "
+            f"Training with O and P̄ in {bits} mantissa bit{'s'[: bits != 1]}: "
             + f"explodes: {', '.join(explode) or 'none'}; holds: {', '.join(hold) or 'none'}."
         )
     return lines
 
 
-def _implementation(row: Row) -> str:
-    return row.kernel.partition("/")[0]
-
-
 def _list(rows: Sequence[Row], verdict: str, metric: str, form: str) -> list[str]:
     return [
-        f"{_implementation(row)} ({form.format(row.metrics[metric])})"
+        f"{implementation(row)} ({form.format(row.metrics[metric])})"
         for row in rows if row.verdict == verdict
     ]  # fmt: skip
 

@@ -133,7 +133,7 @@ def _cell(runs: Sequence[TrainingRun]) -> Cell | None:
     middle = median_step(runs)
     low, high = f"{first.step:.0f}", f"{lost[-1].step:.0f}"
     if held:
-        high = f">{max(run.step for run in held):.0f}"
+        high = f">{max(lost[-1].step, *(run.step for run in held)):.0f}"
     censored = f", {len(held)} censored" if held else ""
     text = "no median" if middle is None else f"{middle:.0f}"
     text += f" ({low} to {high}; {_count(runs)}{censored})"

@@ -12,7 +12,7 @@ import torch
 from bench.numerics import FORMATS
 from bench.records import Row
 from bench.report.collect import Found
-from bench.report.tables import kernel_label
+from bench.report.tables import kernel_labels
 
 CASE = "crash/ladder"
 NOT_THE_SIZE = (
@@ -94,7 +94,7 @@ def groups(found: Sequence[Found]) -> list[Group]:
     """The ladder's finished runs by machine and size, in order of appearance."""
     by_size: dict[str, list[Found]] = {}
     for f in found:
-        if f.row.case == CASE and f.row.status == "ok" and _is_complete(f.row):
+        if f.row.case == CASE and f.row.status == "ok" and is_complete(f.row):
             key = repr((f.machine, f.row.backend, f.row.dtype, sorted(_size(f.row).items())))
             by_size.setdefault(key, []).append(f)
     return [_group(members) for members in by_size.values()]
@@ -107,16 +107,15 @@ def _group(found: Sequence[Found]) -> Group:
         if key not in longest or _says_more(f.row, longest[key].row):
             longest[key] = f
     kept = list(longest.values())
-    plain = [_without_bits(f.row) for f in kept]
+    labels = kernel_labels([_without_bits(f.row) for f in kept])
     runs = [
-        TrainingRun(f, kernel_label(row, plain), mantissa_bits(f.row))
-        for f, row in zip(kept, plain, strict=True)
+        TrainingRun(f, label, mantissa_bits(f.row)) for f, label in zip(kept, labels, strict=True)
     ]
     first = found[0]
     return Group(first.machine, first.row.backend, first.row.dtype, _size(first.row), runs)
 
 
-def _is_complete(row: Row) -> bool:
+def is_complete(row: Row) -> bool:
     """Whether the row has what the tables read; files are shown before they are validated."""
     bits = row.options.get("mantissa_bits", 0)
     lengths = {len(curve) for curve in row.series.values()}

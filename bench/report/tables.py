@@ -91,21 +91,52 @@ def point_label(row: Row, names: Sequence[str]) -> str:
     return " ".join(parts)
 
 
-def kernel_label(row: Row, rows: Sequence[Row]) -> str:
-    """The kernel, its backend if there are several, and those of its options that vary."""
-    own = [r for r in rows if r.kernel == row.kernel and r.backend == row.backend]
-    options = [
-        f"{name}={_short(value)}"
-        for name, value in row.options.items()
-        if len({repr(r.options.get(name)) for r in own}) > 1
+def kernel_labels(rows: Sequence[Row]) -> list[str]:
+    """For each row the kernel, its backend if there are several, and those of its options that vary."""
+    own: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        own.setdefault((row.kernel, row.backend), []).append(row)
+    options = {kernel: _varying_options(members) for kernel, members in own.items()}
+    return [
+        _label(name, row, options[row.kernel, row.backend])
+        for name, row in zip(kernel_names(rows), rows, strict=True)
     ]
-    return " ".join([kernel_name(row, rows), *options])
 
 
-def kernel_name(row: Row, rows: Sequence[Row]) -> str:
+def kernel_label(row: Row, rows: Sequence[Row]) -> str:
+    """The label of one row of `rows`; for the labels of all, `kernel_labels`."""
+    own = [r for r in rows if r.kernel == row.kernel and r.backend == row.backend]
+    return _label(_name(row, _several(rows)), row, _varying_options(own))
+
+
+def _label(name: str, row: Row, shown: set[str]) -> str:
+    options = [f"{key}={_short(value)}" for key, value in row.options.items() if key in shown]
+    return " ".join([name, *options])
+
+
+def _varying_options(rows: Sequence[Row]) -> set[str]:
+    """Options that take more than one value in `rows`; one left out counts as None."""
+    names = {name for row in rows for name in row.options}
+    return {name for name in names if len({repr(row.options.get(name)) for row in rows}) > 1}
+
+
+def kernel_names(rows: Sequence[Row]) -> list[str]:
     """`eager-fused/stock`, or `eager-fused/stock @cuda` where `rows` come from several backends."""
-    several = len({r.backend for r in rows}) > 1
+    several = _several(rows)
+    return [_name(row, several) for row in rows]
+
+
+def _several(rows: Sequence[Row]) -> bool:
+    return len({row.backend for row in rows}) > 1
+
+
+def _name(row: Row, several: bool) -> str:
     return f"{row.kernel} @{row.backend}" if several else row.kernel
+
+
+def implementation(row: Row) -> str:
+    """`eager-fused` of `eager-fused/stabilized`."""
+    return row.kernel.partition("/")[0]
 
 
 def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
@@ -114,8 +145,7 @@ def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
     names = varying(rows)
     columns = list(dict.fromkeys(point_label(row, names) or "all" for row in rows))
     grid: dict[str, list[Cell | None]] = {}
-    for f in found:
-        label = kernel_label(f.row, rows)
+    for f, label in zip(found, kernel_labels(rows), strict=True):
         line = grid.setdefault(label, [None] * len(columns))
         at = columns.index(point_label(f.row, names) or "all")
         line[at] = Cell(cell_text(f.row), f.row.verdict, f)
@@ -134,9 +164,8 @@ def summary_table(found: Sequence[Found]) -> Table:
         machines, corner="case · kernel",
     )  # fmt: skip
     groups: dict[tuple[str, str], dict[str, list[Found]]] = {}
-    rows = [f.row for f in found]
-    for f in found:
-        key = (f.row.case, kernel_name(f.row, rows))
+    for f, kernel in zip(found, kernel_names([f.row for f in found]), strict=True):
+        key = (f.row.case, kernel)
         groups.setdefault(key, {}).setdefault(f.machine, []).append(f)
     for (case, kernel), by_machine in groups.items():
         cells = [_summary_cell(by_machine[m]) if m in by_machine else None for m in machines]
@@ -191,10 +220,14 @@ def digest_table(found: Sequence[Found]) -> Table:
     )  # fmt: skip
     chosen = [f for f in found if f.row.case.startswith("determinism/") and f.row.status == "ok"]
     rows = [f.row for f in chosen]
+    names = {
+        case: varying([row for row in rows if row.case == case])
+        for case in dict.fromkeys(row.case for row in rows)
+    }
     groups: dict[str, list[Found]] = {}
-    for f in chosen if len(machines) > 1 else ():
-        label_point = point_label(f.row, varying([r for r in rows if r.case == f.row.case]))
-        label = f"{f.row.case} · {kernel_label(f.row, rows)} · {label_point}".removesuffix(" · ")
+    for f, kernel in zip(chosen, kernel_labels(rows), strict=True) if len(machines) > 1 else ():
+        label_point = point_label(f.row, names[f.row.case])
+        label = f"{f.row.case} · {kernel} · {label_point}".removesuffix(" · ")
         groups.setdefault(label, []).append(f)
     for label, members in groups.items():
         letters: dict[tuple[tuple[str, str], ...], str] = {}

@@ -54,12 +54,23 @@ def test_only_a_whole_collected_config_in_the_checkout_is_sent(
     check_contribution(request(checkout))
     for fields, expected in (
         ({"kernel": "a"}, "leave out --kernel"), ({"unit": "a"}, "leave out --unit"),
+        ({"only": ["gap=12"]}, "leave out --only"),
         ({"config": "configs/quick.yaml"}, "'quick' is a first look"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=expected):
             check_contribution(request(checkout, **fields))
     with pytest.raises(UsageError, match="leave out --results"):
         check_contribution(Request(Path("x.yaml"), tmp_path / "elsewhere"))
+
+
+def test_the_name_in_the_config_counts_not_its_file_s(checkout: Path, tmp_path: Path) -> None:
+    """A result file is named after `name`, and that is what git ignores or not."""
+    text = (ROOT / "configs" / "quick.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UsageError, match="'quick' is a first look"):
+        check_contribution(request(checkout, config=tmp_path / "mine.yaml"))
+    (tmp_path / "quick.yaml").write_text(text.replace("name: quick", "name: mine"))
+    check_contribution(request(checkout, config=tmp_path / "quick.yaml"))
 
 
 def test_the_commands_commit_exactly_the_file(checkout: Path, tmp_path: Path) -> None:

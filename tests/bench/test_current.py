@@ -11,7 +11,7 @@ import pytest
 from test_report import found, row, training
 
 from bench.errors import UsageError
-from bench.records import submission_text
+from bench.records import Row, submission_text
 from bench.registry import load_case
 from bench.report.answers import NOT_MEASURED, answer_table
 from bench.report.collect import Found, all_rows, load_all
@@ -79,38 +79,97 @@ def cells(rows: list[Found]) -> list[str]:
     return [cell.text for _, line in answer_table(rows).rows for cell in line if cell]
 
 
+INF = float("inf")
+
+
+def leak(kernel: str, verdict: str, mean: float = 1e-3, gap: float = 12.0) -> Row:
+    return row(kernel, verdict, case="bias/leak", metrics={"leak_mean": mean},
+               params={"repeats": 2, "gap": gap, "other_values": "same_sign"})  # fmt: skip
+
+
+def changed(run: Row, **fields: object) -> Row:
+    """A training row with other fields; `params`, `options` and `metrics` are added to its own."""
+    merged = {
+        name: {**getattr(run, name), **value} if isinstance(value, dict) else value
+        for name, value in fields.items()
+    }
+    return run.model_copy(update=merged)
+
+
 def test_answers_quote_the_rows() -> None:
-    inf = float("inf")
-
-    def leak(fix: str, verdict: str, mean: float):
-        return row(f"a/{fix}", verdict, case="bias/leak", metrics={"leak_mean": mean},
-                   params={"repeats": 2, "other_values": "same_sign"})  # fmt: skip
-
     rows = found(
-        row(), row("sdpa-math/stock", "pass", 0.01), leak("stock", "leaks", 2e-3),
-        leak("delta_fp32", "pass", 1e-9), leak("stabilized", "leaks", 1e-4),
-        training("stock", 0, 900.0), training("stock", 1, 700.0), training("delta_fp32", 0, inf),
-        training("stock", 0, inf, bits=2),
+        row(), row("sdpa-math/stock", "pass", 0.01), leak("a/stock", "leaks", 2e-3),
+        leak("a/delta_fp32", "pass", 1e-9), leak("a/stabilized", "leaks", 1e-4),
+        training("stock", 0, 900.0), training("stock", 1, 700.0), training("delta_fp32", 0, INF),
+        training("stock", 0, INF, bits=2),
     )  # fmt: skip
     assert cells(rows) == [
         "biased: 1 of 2: eager-stored +0.22 ulp",
         "leaking: 1 of 1: a +2e-03",
-        "yes at M=1: step 700 to 900 (2 of 2 runs); no at M=2 to step 1500 (1 runs)",
-        "yes: delta_fp32 (leak and explosion); no: stabilized (leaks in a)",
+        "yes at M=1: step 700 to 900 (2 of 2 runs); no at M=2 to step 1500 (1 run)",
+        "yes: delta_fp32 (tried on 1 of 1 leaking kernel, 1 of 2 exploded runs); "
+        "no: stabilized (leaks in a; tried on 1 of 1 leaking kernel, 0 of 2 exploded runs)",
         NOT_MEASURED,
     ]
 
 
 def test_a_fix_may_hold_in_one_implementation_and_not_in_another() -> None:
-    def leak(kernel: str, verdict: str):
-        return row(kernel, verdict, case="bias/leak", metrics={"leak_mean": 1e-3},
-                   params={"repeats": 2, "other_values": "same_sign"})  # fmt: skip
-
     rows = found(
         leak("a/stock", "leaks"), leak("b/stock", "leaks"), leak("c/stock", "pass"),
         leak("a/delta_dp", "leaks"), leak("b/delta_dp", "pass"), leak("c/stochastic", "leaks"),
     )  # fmt: skip
-    assert cells(rows)[3] == "in part: delta_dp (leaks in a)"  # c never needed a fix
+    # c never needed a fix
+    assert cells(rows)[3] == "in part: delta_dp (leaks in a; tried on 2 of 2 leaking kernels)"
+
+
+def test_a_fix_is_held_against_the_same_training_only() -> None:
+    fixed = training("delta_fp32", 0, INF)
+    stock = training("stock", 0, 900.0)
+    others = [
+        training("delta_fp32", 1, INF), training("delta_fp32", 0, INF, bits=2),
+        changed(fixed, dtype="bfloat16"), changed(fixed, params={"width": 64}),
+        changed(fixed, kernel="triton/delta_fp32"),
+        changed(fixed, metrics={"steps_run": 899.0}),  # ends before stock exploded
+    ]  # fmt: skip
+    for other in others:
+        assert cells(found(stock, other))[3] == NOT_MEASURED
+    held = "yes: delta_fp32 (tried on 1 of 1 exploded run)"
+    assert cells(found(stock, changed(fixed, metrics={"steps_run": 900.0})))[3] == held
+
+
+def test_a_spike_is_no_explosion() -> None:
+    spike = changed(training("stock", 0, INF), verdict="spike")
+    answers = cells(found(spike, training("delta_fp32", 0, INF)))
+    assert answers[2:4] == ["no at M=1 to step 1500 (1 run)", NOT_MEASURED]
+
+
+def test_bf16_has_seven_bits_and_two_comes_before_ten() -> None:
+    bf16 = changed(training("stock", 0, 900.0), dtype="bfloat16")
+    runs = [training("stock", 0, 900.0, bits=b) for b in (10, 2)]
+    runs = [changed(run, dtype="bfloat16") for run in runs]
+    runs.append(bf16.model_copy(update={"options": {}}))
+    assert cells(found(*runs))[2] == "; ".join(
+        f"yes at M={bits}: step 900 (1 of 1 run)" for bits in (2, 7, 10)
+    )
+
+
+def test_the_same_training_counts_once_and_sizes_are_apart() -> None:
+    run = changed(training("stock", 0, 900.0), params={"width": 32})
+    wide = changed(training("stock", 0, 500.0), params={"width": 64})
+    again_longer = changed(run, params={"steps": 3000})
+    assert cells(found(run, again_longer))[2] == "yes at M=1: step 900 (1 of 1 run)"
+    assert cells(found(run, again_longer, wide))[2] == (
+        "yes at M=1 (eager-ladder/stock, float32, width 32): step 900 (1 of 1 run); "
+        "yes at M=1 (eager-ladder/stock, float32, width 64): step 500 (1 of 1 run)"
+    )
+
+
+def test_a_kernel_counts_once_and_at_one_gap() -> None:
+    rows = found(
+        leak("triton/stock", "leaks", 2e-3), leak("triton/stock", "leaks", 9e-3, gap=18.0),
+        changed(leak("triton/stock", "leaks", 3e-3), options={"block_n": 64}),
+    )  # fmt: skip
+    assert cells(rows)[1] == "leaking: 1 of 1: triton +3e-03"
 
 
 def test_the_cost_is_a_ratio_to_stock_of_the_same_shape() -> None:

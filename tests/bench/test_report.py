@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.records import Row
+from bench.report import tables
 from bench.report.cases import run_tables
 from bench.report.collect import Found, all_rows, load_all
 from bench.report.current import current
@@ -125,6 +126,16 @@ def test_crash_rows_are_counted_by_their_word_and_the_first_crash_is_named() -> 
     ]
 
 
+def test_bf16_training_is_not_in_all_mantissa_bits_and_bits_are_in_order() -> None:
+    """A kernel without the option rounds as its dtype does: BF16 stores 7 bits."""
+    runs = [training("stock", 0, 900.0, bits=10), training("stock", 0, 900.0, bits=2),
+            training("stock", 0, 900.0).model_copy(update={"options": {}, "dtype": "bfloat16"}),
+            training("stock", 0, 900.0).model_copy(update={"options": {"mantissa_bits": "x"}})]  # fmt: skip
+    assert [line.partition(":")[0] for line in findings(runs)] == [
+        f"Training with O and P̄ in {bits} mantissa bits" for bits in (2, 7, 10)
+    ]
+
+
 def test_drift_rows_are_grouped_by_their_verdict() -> None:
     def drift(kernel: str, verdict: str, mean: float, **params: object) -> Row:
         point = {
@@ -173,6 +184,32 @@ def test_equal_digests_share_a_letter(run_tiny: RunIt, tmp_path: Path) -> None:
     rows = [On(bits(o), None, i) for i, o in enumerate("aba")]
     table = digest_table(rows)
     assert [cell.text for cell in table.rows[0][1] if cell] == ["A", "B", "A"]
+
+
+def test_the_same_bits_table_looks_at_a_row_once_not_once_for_every_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class On(Found):
+        machine = property(lambda self: f"machine-{self.index % 2}")  # type: ignore[assignment]
+
+    looked = 0
+    original = tables.point
+
+    def counted(row: Row) -> dict[str, object]:
+        nonlocal looked
+        looked += 1
+        return original(row)
+
+    monkeypatch.setattr(tables, "point", counted)
+    rows = [
+        On(row(case="determinism/run_to_run", params={"n": n}, options={"tile": n}), None, n)
+        for n in range(50)
+    ]
+    table = digest_table(rows)
+    assert looked == 2 * len(rows)  # what varies, and the label
+    assert [label for label, _ in table.rows][:2] == [
+        f"determinism/run_to_run · eager-stored/stock tile={n} · n={n}" for n in (0, 1)
+    ]
 
 
 def test_other_inputs_are_never_compared() -> None:

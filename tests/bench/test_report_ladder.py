@@ -68,6 +68,8 @@ def test_censored_runs_are_named_and_never_averaged() -> None:
     assert cells(*two)["eager-ladder/stock"] == ["900 (600 to >1500; 3 runs, 1 censored)"]
     one = [row(seed=0, crash=600), row(seed=1), row(seed=2)]
     assert cells(*one)["eager-ladder/stock"] == ["no median (600 to >1500; 3 runs, 2 censored)"]
+    late = [row(seed=0, crash=1570), row(seed=1, crash=3802), row(seed=2)]
+    assert cells(*late)["eager-ladder/stock"] == ["no median (1570 to >3802; 3 runs, 1 censored)"]
     assert cells(row(), row(seed=1, steps=800))["eager-ladder/stock"] == ["none by 800 (2 runs)"]
     spike = row(seed=1, verdict="spike")
     assert "1 with a spike" in str(cells(row(crash=600), spike)["eager-ladder/stock"][0])
