@@ -5,6 +5,7 @@ Nothing is sent from here: the commands are printed, people run them.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import subprocess
 from pathlib import Path
@@ -80,11 +81,15 @@ def _same_machine(committed: str, path: Path) -> bool:
 
 
 def _beside(path: Path) -> Path:
-    """The first free NAME+2.json, NAME+3.json, …"""
+    """NAME+2.json, NAME+3.json, …: the one that is this machine's already, else the first free one."""
+    machine = read_submission(path)[0].machine
     number = 2
-    while (free := path.with_name(f"{path.stem}+{number}.json")).exists():
+    while (other := path.with_name(f"{path.stem}+{number}.json")).exists():
+        with contextlib.suppress(BadFile):
+            if read_submission(other)[0].machine == machine:
+                break
         number += 1
-    return free
+    return other
 
 
 def _ignored(name: str) -> bool:

@@ -89,6 +89,8 @@ def test_a_second_machine_of_the_same_model_gets_a_file_beside(checkout: Path) -
     lines = contribution(checkout)
     assert any(line.startswith("  mv ") and "tiny+2.json" in line for line in lines)
     assert any("git add" in line and "tiny+2.json" in line for line in lines)
+    shutil.copy(checkout, checkout.with_name("tiny+2.json"))  # sent once; measured again:
+    assert any("git add" in line and "tiny+2.json" in line for line in contribution(checkout))
 
 
 def test_an_unfit_file_is_not_sent(checkout: Path) -> None:
