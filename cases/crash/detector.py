@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -79,3 +79,17 @@ def detect(losses: Iterable[float], gradient_norms: Iterable[float]) -> Detector
         if detector.update(loss, norm):
             break
     return detector
+
+
+def outcome(
+    detector: Detector, losses: Sequence[float], gradient_norms: Sequence[float]
+) -> dict[str, float]:
+    """The metrics of a finished run that every crash case has; losses in nats, steps from 0."""
+    return {
+        "crash_step": math.inf if detector.crash is None else float(detector.crash),
+        "spikes": float(detector.spikes),
+        "steps_run": float(len(losses)),
+        "best_loss": detector.best,
+        "last_loss": losses[-1],
+        "gradient_norm_last": gradient_norms[-1],
+    }

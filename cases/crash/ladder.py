@@ -17,6 +17,7 @@ from bench.inputs import digest, tensor_bytes
 from bench.numerics import FORMATS
 from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
+from cases.crash.detector import outcome
 from cases.crash.documents import documents
 from cases.crash.language import tokens
 from cases.crash.model import Size, fresh_model, initial_weights
@@ -178,14 +179,7 @@ def _hash_of_model(name: str, size: Size, seed: int) -> Any:
 
 def run_metrics(log: Log) -> Metrics:
     """What a finished run's log says; losses in nats, steps from 0."""
-    detector = log.detector
-    metrics = {
-        "crash_step": math.inf if detector.crash is None else float(detector.crash),
-        "spikes": float(detector.spikes),
-        "steps_run": float(len(log.loss)),
-        "best_loss": detector.best,
-        "last_loss": log.loss[-1],
-        "gradient_norm_last": log.gradient_norm[-1],
+    metrics = outcome(log.detector, log.loss, log.gradient_norm) | {
         "row_max_abs": log.curves["row_max_abs"][-1],
         "repeated_max_share": log.curves["repeated_max_share"][-1],
     }

@@ -21,6 +21,7 @@ from bench.records import Sha256, dumps
 from bench.source import source_sha256
 from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, Workspace
+from cases.crash.detector import outcome
 from cases.crash.gpt2.batches import (
     Batches,
     CounterBatches,
@@ -267,15 +268,7 @@ def _run(
 
 def run_metrics(log: Log, layers: int) -> Metrics:
     """What a finished run's log says; losses in nats, steps from 0."""
-    detector = log.detector
-    metrics = {
-        "crash_step": math.inf if detector.crash is None else float(detector.crash),
-        "spikes": float(detector.spikes),
-        "steps_run": float(len(log.loss)),
-        "best_loss": detector.best,
-        "last_loss": log.loss[-1],
-        "gradient_norm_last": log.gradient_norm[-1],
-    }
+    metrics = outcome(log.detector, log.loss, log.gradient_norm)
     last = ["row_max_abs", "repeated_max_share"]
     last += [f"{name}_norm_{layer}" for name in ("w_q", "w_k") for layer in range(layers)]
     metrics |= {name: log.curves[name][-1] for name in last if name in log.curves}
