@@ -28,8 +28,9 @@ kernels: [sdpa-flash/stock]
 seeds: 1
 cases:
   - case: crash/gpt2
-    params: {steps: 100, width: 32, context: 32, warmup: 20, decay_steps: 100, checkpoint_every: 10, dtype: float32}
+    params: {steps: 100, width: 32, context: 32, warmup: 20, decay_steps: 100, checkpoint_every: 2, dtype: float32}
 """
+# Frequent checkpoints: a run must not end before it is cut.
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 Command = Callable[..., list[str]]
 
