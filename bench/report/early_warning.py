@@ -36,8 +36,11 @@ NAMES = {
     "repeated_max_share": "repeated maxima, share",
     "leak_mean": "|mean leak|",
     "leak_coherence": "|leak coherence|",
+    "leak_coherence_head": "|leak coherence|, largest of a head",
 }
-AT_MOST_ONE = ("key_mean_ratio", "max_p_mean", "repeated_max_share", "leak_coherence")
+AT_MOST_ONE = (
+    "key_mean_ratio", "max_p_mean", "repeated_max_share", "leak_coherence", "leak_coherence_head",
+)  # fmt: skip
 _NORM = re.compile(r"w_([qk])_norm_(\d+)")
 
 

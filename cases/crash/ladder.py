@@ -23,7 +23,17 @@ from cases.crash.language import tokens
 from cases.crash.model import Size, fresh_model, initial_weights
 from cases.crash.signals import draws
 from cases.crash.steps import Recipe
-from cases.crash.train import Log, Plan, batch_offsets, coherence, one_thread, spectral_norms, train
+from cases.crash.train import (
+    Log,
+    Plan,
+    batch_offsets,
+    by_head,
+    coherence,
+    largest,
+    one_thread,
+    spectral_norms,
+    train,
+)  # fmt: skip
 
 MAX_HEAD_DIM = 248  # the kernels take 256, and the probe needs a channel
 
@@ -85,9 +95,10 @@ class Ladder(BaseCase):
 
     Metrics: `crash_step` by the rule of `cases.crash.detector` (inf: none), `steps_run`, `spikes`;
     best (moving average) and last loss; rowsum(dS) pooled over logged steps 100 to 400 (`leak_mean`,
-    `leak_rms`, `leak_coherence` = Σ leak / Σ |leak|, also by layer); the last max |row-max score|,
-    share of repeated row maxima, ‖W_Q‖₂ and ‖W_K‖₂ (on a device, where losses are read late, of up to
-    `log_every` − 1 steps past an explosion). Curves: one point each `log_every` steps, 499 at most.
+    `leak_rms`, `leak_coherence` = Σ leak / Σ |leak|, also by layer and of each layer's most one-sided
+    head); the last max |row-max score|, share of repeated row maxima, ‖W_Q‖₂ and ‖W_K‖₂ (on a device,
+    where losses are read late, of up to `log_every` − 1 steps past an explosion). Curves: one point
+    each `log_every` steps, 499 at most.
 
     Verdict: `exploded@STEP`, `stable@STEPS`, or `spike` where the loss left its best by a nat and came
     back (or the run ended first). `stable` says nothing about later steps.
@@ -185,7 +196,8 @@ def run_metrics(log: Log) -> Metrics:
     }
     if not log.leak:
         return metrics  # too short a run: no leak to speak of
-    leak = torch.stack(log.leak)  # [logs, layers, B·H·T]
+    leak = torch.stack(log.leak)  # [logs, layers, B, H, T]
+    heads = by_head(leak)
     metrics |= {
         "leak_mean": float(leak.mean()),
         "leak_rms": float(leak.square().mean().sqrt()),
@@ -193,4 +205,5 @@ def run_metrics(log: Log) -> Metrics:
     }
     for layer in range(leak.shape[1]):
         metrics[f"leak_coherence_{layer}"] = coherence(leak[:, layer])
+        metrics[f"leak_coherence_head_{layer}"] = largest(heads[layer])
     return metrics

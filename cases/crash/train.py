@@ -46,7 +46,9 @@ class Log:
     gradient_norm: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     curves: dict[str, list[float]] = field(default_factory=dict)
-    leak: list[Tensor] = field(default_factory=list)  # [layers, B·H·T] of the steps in LEAK_WINDOW
+    leak: list[Tensor] = field(
+        default_factory=list
+    )  # [layers, B, H, T] of the steps in LEAK_WINDOW
 
 
 class Unread:
@@ -137,7 +139,7 @@ def _record(log: Log, now: int, model: GPT, attention: Attention) -> None:
     log.steps.append(now)
     seen = [attention.seen[layer] for layer in sorted(attention.seen)]
     leaks = [leak_of(layer) for layer in seen]  # [B, H, T] each
-    leak = torch.stack([x.flatten() for x in leaks]).double().cpu()
+    leak = torch.stack(leaks).double().cpu()  # [layers, B, H, T]
     if LEAK_WINDOW[0] <= now <= LEAK_WINDOW[1]:
         log.leak.append(leak)
     layers = [signals(*pair) for pair in zip(seen, leaks, strict=True)]
@@ -148,6 +150,7 @@ def _record(log: Log, now: int, model: GPT, attention: Attention) -> None:
         "gradient_norm": log.gradient_norm[-1],
         "leak_mean": float(leak.mean()),
         "leak_coherence": coherence(leak),
+        "leak_coherence_head": largest(by_head(leak[None])),
         "repeated_max_share": float(by_signal.pop("repeated_max_share").mean()),
     }
     point |= {name: float(values.max()) for name, values in by_signal.items()}  # the worst layer's
@@ -162,6 +165,20 @@ def coherence(leak: Tensor) -> float:
     """Σ leak / Σ |leak|, with its sign; 0 where there is none."""
     total = float(leak.abs().sum())
     return float(leak.sum()) / total if total else 0.0
+
+
+def by_head(leak: Tensor) -> Tensor:
+    """Coherence of each layer and head, [layers, H], of leaks [logs, layers, B, H, T] taken together.
+
+    Heads leak to either side, so that a mean over all of them can hide what each one does.
+    """
+    total = leak.abs().sum((0, 2, 4))
+    return torch.where(total == 0, 0.0, leak.sum((0, 2, 4)) / total)
+
+
+def largest(values: Tensor) -> float:
+    """The value of the largest size, with its sign; NaN where there is one."""
+    return float(values.flatten()[values.abs().argmax()])
 
 
 def spectral_norms(model: GPT) -> list[dict[str, float]]:

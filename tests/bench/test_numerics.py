@@ -373,8 +373,8 @@ def test_philox4x32_known_answers_of_random123(
 
 
 def test_philox_words_are_lane_zero_at_counter_index_and_stream() -> None:
-    # Crosses the chunk of 2^15 elements twice; both halves of the seed make the key.
-    count, stream, seed = 2 * 2**15 + 3, 7, 0x299F31D0_A4093822
+    # Crosses a chunk's end four times; both halves of the seed make the key.
+    count, stream, seed = 2**16 + 3, 2**31 + 1, 0x299F31D0_A4093822
     words = philox_words((count,), seed, stream, CPU)
     index = torch.arange(count)
     zero = torch.zeros_like(index)

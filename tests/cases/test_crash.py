@@ -28,7 +28,16 @@ from cases.crash.language import LENGTH, VOCABULARY, Xorshift32, tokens
 from cases.crash.model import Size, fresh_model, initial_weights
 from cases.crash.signals import Attention, leak_of, probe_channels, reseeded, signals
 from cases.crash.steps import Recipe
-from cases.crash.train import Log, Plan, _largest_singular_values, batch_offsets, train
+from cases.crash.train import (
+    Log,
+    Plan,
+    _largest_singular_values,
+    batch_offsets,
+    by_head,
+    coherence,
+    largest,
+    train,
+)  # fmt: skip
 
 CPU = CpuBackend()
 KERNELS = {n: kernel for n, kernel in CPU.kernels().items() if n.startswith("eager-ladder/")}
@@ -512,6 +521,17 @@ def test_largest_singular_values_without_a_decomposition() -> None:
 # ---- the case, end to end ---------------------------------------------------------------------
 
 
+def test_heads_that_leak_to_either_side_do_not_cancel() -> None:
+    leak = torch.zeros(2, 1, 3, 4, 5).double()  # [logs, layers, B, H, T]
+    leak[..., 0, :], leak[..., 1, :] = 1.0, -1.0
+    leak[..., 2, :4] = torch.tensor([1.0, -1.0, 1.0, 0.0]).double()
+    assert coherence(leak) == pytest.approx(0.2 / 2.6)
+    assert by_head(leak).tolist() == [[1.0, -1.0, pytest.approx(1 / 3), 0.0]]
+    assert largest(by_head(leak)[:, 1:]) == -1.0
+    leak[0, 0, 0, 3, 0] = NAN
+    assert math.isnan(largest(by_head(leak)))
+
+
 @cache
 def tiny(fix: str = "stock", bits: int = 1, **params: Any) -> tuple[Measurement, str]:
     values = CASE.Params(**{**TINY, **params})
@@ -532,6 +552,10 @@ def test_a_tiny_run_has_metrics_curves_and_digests() -> None:
         found.series
     )
     assert {"leak_coherence_0", "leak_coherence_1", "leak_rms", "w_q_norm_1"} <= set(found.metrics)
+    # One head: what the most one-sided head shows is what the layer shows.
+    for layer in (0, 1):
+        head, both = (found.metrics[f"leak_coherence_{x}{layer}"] for x in ("head_", ""))
+        assert head == pytest.approx(both, rel=1e-12)
     assert set(found.digests) == {"inputs", "loss"}
     assert found.digests["inputs"] == CASE.inputs_digest(
         CASE.Params(**{**TINY, "steps": 120}), torch.float32, 1
