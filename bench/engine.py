@@ -52,6 +52,7 @@ from bench.store import (
     set_aside,
     write_text,
 )
+from cases.algorithms import strict
 from cases.base import Case, LongCase, Measurement, Workspace
 
 VOLATILE_EVERY_S = 30
@@ -238,7 +239,7 @@ def run_unit(
             raise Unsupported(f"{unit.kernel} does not take {unit.dtype}")
         configured = kernel.configure(**unit.options)
         params = case.Params.model_validate(unit.params)
-        with backend.deterministic():
+        with backend.deterministic(), strict(kernel):
             found = _measure(case, workspace)(configured, backend, params, dtype, unit.seeds)
             backend.synchronize()
         fields |= {

@@ -8,7 +8,10 @@ M = 7 is BF16; 10, 3, 2 and 1 are the mantissas of FP16, FP8-E4M3, FP8-E5M2 and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import Literal
 
 import numpy as np
@@ -140,7 +143,7 @@ def _mul_hi_lo(a: Tensor, m: int) -> tuple[Tensor, Tensor]:
 
 
 def philox4x32(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int | Tensor, int | Tensor]
 ) -> list[Tensor]:
     """Philox4x32-10 (Salmon et al., SC'11): four int64 tensors of words in [0, 2^32)."""
     c0, c1, c2, c3 = counter
@@ -166,11 +169,25 @@ def philox_words(
     if device.type == "cpu":
         return torch.from_numpy(_philox_lane0(count, key, stream)).reshape(tuple(shape))
     words = torch.empty(count, dtype=torch.int64, device=device)
+    fused = _fused_lane0() if device.type == "cuda" else _lane0
+    # Tensors, or each seed would be compiled for anew.
+    numbers = torch.tensor([*key, stream], device=device).unbind()
     for start in range(0, count, _PHILOX_CHUNK_DEVICE):
         index = torch.arange(start, min(start + _PHILOX_CHUNK_DEVICE, count), device=device)
-        counter = (index & _MASK, torch.full_like(index, stream), index >> 32, index * 0)
-        words[start : start + _PHILOX_CHUNK_DEVICE] = philox4x32(counter, key)[0]
+        words[start : start + _PHILOX_CHUNK_DEVICE] = fused(index, *numbers)
     return words.reshape(tuple(shape))
+
+
+def _lane0(index: Tensor, k0: Tensor, k1: Tensor, stream: Tensor) -> Tensor:
+    """Lane 0 of Philox4x32-10 at (index, stream); all int64, `index` of any shape, the rest scalars."""
+    counter = (index & _MASK, stream.expand_as(index), index >> 32, index * 0)
+    return philox4x32(counter, (k0, k1))[0]
+
+
+@lru_cache(maxsize=1)
+def _fused_lane0() -> Callable[..., Tensor]:
+    """`_lane0` as one kernel: 160 passes over memory become one. Integers alone, so the same bits."""
+    return torch.compile(_lane0, dynamic=True) if find_spec("triton") else _lane0
 
 
 def _philox_lane0(count: int, key: tuple[int, int], stream: int) -> NDArray[np.int64]:

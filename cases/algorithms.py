@@ -1,4 +1,4 @@
-"""PyTorch's deterministic algorithms without their tax on every allocation."""
+"""PyTorch's deterministic algorithms: in force where a kernel has some, without a tax on allocation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from backends.base import Kernel
+
+
+@contextlib.contextmanager
+def strict(kernel: Kernel) -> Iterator[None]:
+    """Turn `warn_only` off around a kernel that asks for it, where algorithms are deterministic.
+
+    With it, as a GPU's backend sets it for the sake of kernels that have no deterministic version,
+    PyTorch's flash and memory-efficient attention run the backward pass that adds by atomics.
+    """
+    enabled = torch.are_deterministic_algorithms_enabled()
+    if not (enabled and getattr(kernel, "strict", False)):
+        yield
+        return
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
 @contextlib.contextmanager
@@ -19,7 +40,7 @@ def algorithms(deterministic: bool) -> Iterator[None]:
     knobs: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), knobs.fill_uninitialized_memory
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     knobs.fill_uninitialized_memory = False
     try:
         yield

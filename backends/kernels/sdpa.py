@@ -32,6 +32,11 @@ class SdpaKernel(ClosedKernel):
     dtypes: frozenset[torch.dtype] = FLOATS
 
     @property
+    def strict(self) -> bool:
+        """Deterministic in the backward pass only where `warn_only` is off, see `cases.algorithms`."""
+        return self.implementation in ("flash", "efficient")
+
+    @property
     def name(self) -> str:
         return f"sdpa-{self.implementation}/{self.fix}"
 

@@ -5,7 +5,7 @@
 
 Whole steps of `crash/gpt2` (accumulation, clipping, optimizer) on random tokens; kernels take turns in
 rounds, so that drift of the clock hits all of them. Twice: with deterministic algorithms, as the case
-trains, and without, where PyTorch's flash backward may use atomics. Reported: median over the rounds,
+trains, and without, where PyTorch's flash backward adds by atomics. Reported: median over the rounds,
 its span, and the ratio to the first kernel's in the same rounds. Also what one look at the signals costs.
 """
 
@@ -27,6 +27,7 @@ from torch import nn
 from backends.base import Backend
 from bench.inputs import raw_words
 from bench.registry import load_backend
+from cases.algorithms import strict
 from cases.crash.gpt2.batches import CounterBatches, counter_header
 from cases.crash.gpt2.data import Tokens
 from cases.crash.gpt2.loop import Log, Run, Trainer
@@ -90,14 +91,16 @@ def measure(
     rates: dict[str, list[float]] = {name: [] for name in found}
     names = list(found)
     for name in names:  # compile, allocate
-        one_step(found[name], 0)
+        with strict(found[name].kernel):
+            one_step(found[name], 0)
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             trainer = found[name]
 
             def work(trainer: Trainer = trainer) -> None:
-                for step in range(steps):
-                    one_step(trainer, step)
+                with strict(trainer.kernel):
+                    for step in range(steps):
+                        one_step(trainer, step)
 
             tokens = steps * trainer.run.batch * trainer.model.size.context
             rates[name].append(tokens / seconds(backend, work))

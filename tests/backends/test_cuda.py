@@ -14,6 +14,10 @@ from backends.kernels.fixes import FIXES
 from backends.kernels.flash_attn import PACKAGES, flash_attn_kernels
 from backends.kernels.triton_kernels import TritonKernel, triton_kernels
 from backends.kernels.triton_tiles import PINNED, default_config
+from bench.inputs import digest
+from bench.numerics import philox_words
+from bench.registry import load_backend
+from cases.algorithms import strict
 
 HAS_GPU = cuda.unavailable_reason() is None
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason=str(cuda.unavailable_reason()))
@@ -180,3 +184,30 @@ def test_out_of_memory_is_a_row_and_the_run_goes_on() -> None:
     assert rows[0].status == "error"
     assert "out of memory" in str(rows[0].reason)
     assert rows[1].status == "ok", rows[1].reason
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["sdpa-flash/stock", "sdpa-efficient/stock"])
+def test_pytorchs_kernels_repeat_their_gradients_bit_for_bit(name: str) -> None:
+    """Many key blocks: the backward pass that adds by atomics differs from run to run here."""
+    backend = load_backend("cuda")
+    kernel = backend.kernels()[name]
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, do = (
+        torch.randn(4, 12, 2048, 64, generator=generator, device="cuda").bfloat16()
+        for _ in range(4)
+    )
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    digests = set()
+    with backend.deterministic(), strict(kernel):
+        for _ in range(20):
+            grads = torch.autograd.grad(kernel(q, k, v, causal=True), (q, k, v), do)
+            digests.add(digest(torch.cat([g.float().flatten() for g in grads]).cpu()))
+    assert len(digests) == 1
+
+
+@needs_gpu
+def test_random_words_are_the_cpus() -> None:
+    for count, seed, stream in ((1000, 5, 0), (2**24 + 3, 2**63 - 1, 2**31 + 1), (33, 7, 1)):
+        words = philox_words((count,), seed, stream, torch.device("cuda"))
+        assert torch.equal(words.cpu(), philox_words((count,), seed, stream, torch.device("cpu")))

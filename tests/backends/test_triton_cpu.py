@@ -382,3 +382,47 @@ def test_config_survives_the_operator():
     for family in PINNED.values():
         for config in family.values():
             assert unpack(pack(config)) == config
+
+
+def test_a_descriptor_made_again_is_the_one_that_triton_checked(monkeypatch):
+    monkeypatch.setattr(ops, "_use_tma", lambda _device: True)
+    parent = torch.zeros(2, 3, 40, 4, 64, dtype=torch.bfloat16)
+    views = [parent[:, 1].transpose(1, 2), parent[:, 2].transpose(1, 2)]  # strides of a fused QKV
+    views += [torch.zeros(1, 4, 40, 64, dtype=torch.bfloat16), torch.zeros(2, 4, 40, 64)]
+    for block in (64, 128):
+        for x in views:
+            first, again = ops._argument(x, block), ops._argument(x, block)
+            assert first is not again
+            fresh = ops.TensorDescriptor(
+                x, list(x.shape), [*ops._pointer(x)[1:], 1], [1, 1, block, 64]
+            )
+            assert {**vars(again), "base": 0} == {**vars(fresh), "base": 0}
+            assert again.base is x
+    rows = torch.zeros(2, 4, 128)
+    ops._row_argument(rows, 64)
+    again = ops._row_argument(rows, 64)
+    assert (again.shape, again.strides, again.block_shape) == ([8, 128], [128, 1], [1, 64])
+    with pytest.raises(ValueError, match=r"dkdv\.block_m 16"):
+        ops._row_argument(rows, 16)
+
+
+def test_layouts_that_no_descriptor_takes_are_copied():
+    x = torch.zeros(2, 4, 40, 65, dtype=torch.bfloat16)[..., 1:]  # rows of 130 bytes
+    for _ in range(2):
+        assert ops._addressable(x).is_contiguous()
+    shifted = torch.zeros(2 * 4 * 40 * 64 + 1, dtype=torch.bfloat16)[1:].view(2, 4, 40, 64)
+    assert ops._addressable(shifted).data_ptr() % 16 == 0
+    fine = torch.zeros(2, 40, 4, 64, dtype=torch.bfloat16).transpose(1, 2)
+    assert ops._addressable(fine) is fine
+
+
+def test_what_is_traced_goes_through_the_operator():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x, seen = torch.zeros(2, 1, 4, 16), []
+    assert ops._plain(x, torch.nn.Parameter(x))
+    torch.func.vmap(lambda y: seen.append(ops._plain(y)) or y)(x)
+    with FakeTensorMode() as mode:
+        seen.append(ops._plain(x))
+    seen.append(ops._plain(mode.from_tensor(x)))
+    assert seen == [False, False, False]
