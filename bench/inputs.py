@@ -9,6 +9,7 @@ vectorised sampling, no dependence on thread count. Everything happens on the ho
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -123,5 +124,8 @@ def tensor_bytes(x: Tensor) -> bytes:
 
 
 def digest(x: Tensor) -> str:
-    """sha256 of a tensor's bytes (contiguous, little-endian)."""
+    """sha256 of a tensor's bytes (contiguous, little-endian). NaN is NaN: its sign and payload depend on
+    which instructions met, and differed between two runs of one program."""
+    if x.is_floating_point() and bool((nan := x.isnan()).any()):
+        x = x.masked_fill(nan, math.nan)
     return hashlib.sha256(tensor_bytes(x)).hexdigest()

@@ -21,7 +21,11 @@ class Loaded:
 
     @property
     def machine(self) -> str:
-        return self.submission.machine.slug
+        """Its folder's name. Several processes add in another order: they are another machine."""
+        machine = self.submission.machine
+        counts = [facts.get("processes") for facts in machine.backends.values()]
+        several = max((n for n in counts if isinstance(n, int)), default=1)
+        return machine.slug if several <= 1 else f"{machine.slug}, {several} processes"
 
     def line_of(self, index: int) -> int:
         return self.first_row_line + index

@@ -41,6 +41,18 @@ def again(path: Path, name: str, written: str, verdict: str | None = None) -> No
     (path.parent / name).write_text(submission_text(submission))
 
 
+def test_a_run_of_several_processes_is_another_machine(run_tiny: RunIt, tmp_path: Path) -> None:
+    path = run_tiny().path
+    submission, _ = read_submission(path)
+    submission.machine.backends["cpu"]["processes"] = 2
+    (path.parent / "tiny+2.json").write_text(submission_text(submission))
+    loaded, _ = load_all([tmp_path / "results"])
+    slug = submission.machine.slug
+    assert {item.machine for item in loaded} == {slug, f"{slug}, 2 processes"}
+    now = current(all_rows(loaded))
+    assert (len(now.rows), len(now.older), now.repeated) == (2 * len(submission.rows), 0, 0)
+
+
 def test_a_repeated_run_replaces_the_older_one_in_every_table(
     run_tiny: RunIt, tmp_path: Path
 ) -> None:

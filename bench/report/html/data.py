@@ -90,7 +90,7 @@ class PageData:
         return {
             "path": short(_name(loaded.path)),
             "url": _link_path(loaded.path, self.base, self.links),
-            "machine": s.machine.slug,
+            "machine": loaded.machine,
             "config": s.config.name,
             "known": _is_todays(s.config.name, s.config.sha256),
             "written": str(s.volatile.get("written", "")),
