@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bench.records import Row
 from bench.report.collect import Found
+from bench.report.early_warning import healthy
 from bench.report.ladder_runs import CASE as LADDER
 from bench.report.ladder_runs import TrainingRun, groups
 from bench.report.tables import Cell, Table, headline, implementation, is_fine
@@ -24,8 +25,9 @@ NOTE = (
     "One line a machine and backend. Bias: BF16, two equal row maxima (bias/tie_break, gap 12), mean error"
     " of O in ulps. Leak: rowsum(dS), exactly 0 in exact arithmetic (bias/leak, gap 12). Crash: training of"
     " crash/ladder with P̄ and O in M mantissa bits. Fix, yes: holds wherever it was tried; in part: in some"
-    " implementations only. Tried: on the same kernel, and on the same training (implementation, M, dtype,"
-    " model, seed) to the step of stock's explosion or further. Cost: time of forward and backward"
+    " implementations only, or stable by its loss but sick (row maxima over 10 × the healthiest run's)."
+    " Tried: on the same kernel, and on the same training (implementation, M, dtype, model, seed) to the"
+    " step of stock's explosion or further. Cost: time of forward and backward"
     " over that of stock."
 )
 FIXES = (
@@ -155,6 +157,7 @@ class Outcome:
     place: Place
     failed: bool
     step: float = 0.0  # of the explosion, or trained for
+    sick: bool = False  # stable, with row maxima far beyond those of the healthiest run
 
     @property
     def fix(self) -> str:
@@ -167,12 +170,12 @@ def _outcomes(found: Sequence[Found]) -> list[Outcome]:
         Outcome(f, (f.row.case, implementation(f.row)), not is_fine(f.row.verdict))
         for f in found if f.row.case == "bias/leak" and is_answer(f.row)
     ]  # fmt: skip
-    runs = [
-        Outcome(
-            run.found, (LADDER, model, implementation(run.row), run.bits, run.seed), run.exploded, run.step
-        )
-        for model, group in enumerate(groups(found)) for run in group.runs
-    ]  # fmt: skip
+    runs = []
+    for model, group in enumerate(groups(found)):
+        sick = {run.name for run in healthy(group.runs)[1]}
+        for run in group.runs:
+            place = (LADDER, model, implementation(run.row), run.bits, run.seed)
+            runs.append(Outcome(run.found, place, run.exploded, run.step, run.name in sick))
     return leaks + runs
 
 
@@ -194,8 +197,10 @@ def _holds(found: Sequence[Found]) -> Cell:
             continue
         bad = [o.found for o in tried if o.failed]
         good = {implementation(o.found.row) for o in tried} - {implementation(f.row) for f in bad}
-        answer = "yes" if not bad else "in part" if good else "no"
+        sick = sum(o.sick for o in tried)
+        answer = "yes" if not bad and not sick else "in part" if good else "no"
         told = [_failures(bad)] if bad else []
+        told += [f"stable but sick in {sick} run{'s'[: sick != 1]}"] if sick else []
         answers[answer].append(f"{fix} ({'; '.join([*told, _tried(tried, failing)])})")
         if best is None or (answer == "yes" and best[0] != "yes"):
             best = answer, tried[0].found

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.records import Row
+from bench.report.collect import Found
+from bench.report.early_warning import SICK, healthy
 from bench.report.ladder_runs import CASE as LADDER
-from bench.report.ladder_runs import is_complete, mantissa_bits
+from bench.report.ladder_runs import groups, is_complete, mantissa_bits
 from bench.report.tables import implementation
 
 
@@ -132,27 +134,34 @@ def _drift(rows: Sequence[Row]) -> list[str]:
 
 def _crash(rows: Sequence[Row]) -> list[str]:
     """`crash/ladder`, a sentence for each number of mantissa bits: which kernels explode, and when."""
-    groups: dict[int, dict[str, list[Row]]] = {}
+    kernels_at: dict[int, dict[str, list[Row]]] = {}
     for row in rows:
         if row.case == LADDER and is_complete(row):
-            kernels = groups.setdefault(mantissa_bits(row), {})
-            kernels.setdefault(row.kernel, []).append(row)
+            kernels_at.setdefault(mantissa_bits(row), {}).setdefault(row.kernel, []).append(row)
+    alone = groups([Found(row, None, i) for i, row in enumerate(rows)])
+    sick = {id(run.row) for group in alone for run in healthy(group.runs)[1]}
     lines = []
-    for bits, kernels in sorted(groups.items()):
-        explode, hold = [], []
+    for bits, kernels in sorted(kernels_at.items()):
+        explode, hold, ill = [], [], []
         for kernel, runs in kernels.items():
             steps = sorted(
                 r.metrics["crash_step"] for r in runs if r.verdict.startswith("exploded")
             )
+            shortest = min(r.metrics["steps_run"] for r in runs)
             if steps:
                 some = "" if len(steps) == len(runs) else f", {len(steps)} of {len(runs)} runs"
                 explode.append(f"{kernel} (step {', '.join(f'{s:.0f}' for s in steps)}{some})")
+            elif several := sum(id(r) in sick for r in runs):
+                some = "" if several == len(runs) else f", {several} of {len(runs)} runs"
+                ill.append(f"{kernel} (to step {shortest:.0f}{some})")
             else:
-                shortest = min(r.metrics["steps_run"] for r in runs)
                 hold.append(f"{kernel} (to step {shortest:.0f})")
+        limit = f"row maxima over {SICK:.0f} × the healthiest run's"
         lines.append(
             f"Training with O and P̄ in {bits} mantissa bit{'s'[: bits != 1]}: "
-            + f"explodes: {', '.join(explode) or 'none'}; holds: {', '.join(hold) or 'none'}."
+            + f"explodes: {', '.join(explode) or 'none'}; holds: {', '.join(hold) or 'none'}"
+            + (f"; stable by its loss but sick ({limit}): {', '.join(ill)}" if ill else "")
+            + "."
         )
     return lines
 

@@ -28,6 +28,7 @@ STYLES = {
     "delta_fp32": ("#0072B2", "^"),
     "delta_dp": ("#009E73", "v"),
 }
+VARIANTS = ("P", "X", "*", "h")  # markers of a fix in other kernels, or with another β
 CURES = ("delta_fp32", "delta_dp")
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "attnrepro",
@@ -93,7 +94,7 @@ def _fix(run: TrainingRun) -> str:
 
 def ladder_figure(chosen: Sequence[Group]) -> Figure:
     """Step of explosion over M, a panel for each machine and size."""
-    figure = _new_figure(4.3 * len(chosen), 4.2)
+    figure = _new_figure(4.3 * len(chosen), 4.8)
     panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     for axes, group in zip(panels, chosen, strict=True):
         _ladder_panel(axes, group)
@@ -103,8 +104,7 @@ def ladder_figure(chosen: Sequence[Group]) -> Figure:
 
 
 def _scale_steps(axes: Axes, steps: Sequence[float]) -> None:
-    """Logarithmic, with room for a legend above."""
-    low, high = 0.6 * min(steps), 3 * max(steps)
+    low, high = 0.6 * min(steps), 1.6 * max(steps)
     ticks = [step for step in STEP_TICKS if low <= step <= high]
     axes.set_yscale("log")
     axes.set_yticks(ticks, [str(step) for step in ticks])
@@ -113,23 +113,27 @@ def _scale_steps(axes: Axes, steps: Sequence[float]) -> None:
 
 
 def _ladder_panel(axes: Axes, group: Group) -> None:
-    labels = [x for x in group.labels() if x.partition("/")[2] in STYLES]
+    fixes = {run.label: _fix(run) for run in group.runs if _fix(run) in STYLES}
+    labels = list(fixes)
     for place, label in enumerate(labels):
-        color, marker = STYLES[label.partition("/")[2]]
-        offset = 0.09 * (place - (len(labels) - 1) / 2)
+        color, marker = STYLES[fixes[label]]
+        if variant := [x for x in labels[:place] if fixes[x] == fixes[label]]:
+            marker = VARIANTS[(len(variant) - 1) % len(VARIANTS)]
         medians = []
         for bits in group.bits():
             runs = group.at(label, bits)
-            _points(axes, runs, bits + offset, color, marker)
+            there = [x for x in labels if group.at(x, bits)]  # side by side about their M
+            x = bits + 0.09 * (there.index(label) - (len(there) - 1) / 2) if runs else bits
+            _points(axes, runs, x, color, marker)
             if (middle := median_step(runs)) is not None:
-                medians.append((bits + offset, middle))
+                medians.append((x, middle))
         axes.plot(*zip(*medians, strict=True) if medians else ((), ()), color=color, linewidth=1.4)
         axes.plot([], [], marker=marker, color=color, label=label, linewidth=1.4, markersize=5)
     axes.set_xticks(group.bits())
     axes.set_xlim(min(group.bits()) - 0.5, max(group.bits()) + 0.5)
     axes.set_xlabel("mantissa bits M of P̄ and O")
     axes.set_title(_panel_title(group), fontsize=9)
-    axes.legend(loc="upper left", fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
 
 
 def _points(axes: Axes, runs: Sequence[TrainingRun], x: float, color: str, marker: str) -> None:

@@ -134,6 +134,22 @@ def test_a_fix_may_hold_in_one_implementation_and_not_in_another() -> None:
     assert cells(rows)[3] == "in part: delta_dp (leaks in a; tried on 2 of 2 leaking kernels)"
 
 
+def test_a_fix_whose_runs_are_sick_holds_in_part() -> None:
+    """Stable by its loss, with row maxima over ten times those of the healthiest run."""
+
+    def trained(fix: str, row_max: float) -> Row:
+        series = {"step": [0.0, 1490.0], "loss": [4.0, 1.6], "row_max_abs": [1.0, row_max]}
+        return training(fix, 0, INF).model_copy(update={"series": series})
+
+    runs = found(
+        training("stock", 0, 900.0), trained("delta_dp", 30.0), trained("delta_fp32", 400.0)
+    )
+    assert cells(runs)[3] == (
+        "yes: delta_dp (tried on 1 of 1 exploded run); "
+        "in part: delta_fp32 (stable but sick in 1 run; tried on 1 of 1 exploded run)"
+    )
+
+
 def test_a_fix_is_held_against_the_same_training_only() -> None:
     fixed = training("delta_fp32", 0, INF)
     stock = training("stock", 0, 900.0)

@@ -126,6 +126,28 @@ def test_crash_rows_are_counted_by_their_word_and_the_first_crash_is_named() -> 
     ]
 
 
+def test_a_stable_run_with_sick_row_maxima_does_not_count_as_one_that_holds() -> None:
+    def curves(last: float) -> dict[str, list[float]]:
+        return {
+            "step": [0.0, 750.0, 1490.0],
+            "loss": [4.0, 1.7, 1.6],
+            "row_max_abs": [1.0, 20.0, last],
+        }
+
+    well, ill = (
+        training(kernel, 0, float("inf")).model_copy(update={"series": curves(last)})
+        for kernel, last in (("delta_dp", 30.0), ("o_fp32", 301.0))
+    )
+    lines = findings([training("stock", 0, 900.0), ill, well])
+    assert lines == [
+        "Training with O and P̄ in 1 mantissa bit: explodes: eager-ladder/stock (step 900); holds: "
+        "eager-ladder/delta_dp (to step 1500); stable by its loss but sick (row maxima over 10 × the "
+        "healthiest run's): eager-ladder/o_fp32 (to step 1500)."
+    ]
+    fine = ill.model_copy(update={"series": curves(299.0)})
+    assert "sick" not in findings([fine, well])[0]
+
+
 def test_bf16_training_is_not_in_all_mantissa_bits_and_bits_are_in_order() -> None:
     """A kernel without the option rounds as its dtype does: BF16 stores 7 bits."""
     runs = [training("stock", 0, 900.0, bits=10), training("stock", 0, 900.0, bits=2),

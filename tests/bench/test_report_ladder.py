@@ -56,6 +56,13 @@ def cells(*rows: Row) -> dict[str, list[str | None]]:
     return {label: [c.text if c else None for c in line] for label, line in table.rows}
 
 
+def test_stock_comes_first_and_fixes_follow_in_the_order_of_their_table() -> None:
+    kernels = ["made-up/thing", "eager-ladder/o_fp32", "eager-ladder/delta_dp", "triton/stock"]
+    assert list(cells(*(row(kernel) for kernel in [*kernels, "eager-ladder/stock"]))) == [
+        "eager-ladder/stock", "triton/stock", *reversed(kernels[:3]),
+    ]  # fmt: skip
+
+
 def test_cells_give_median_range_and_number_of_runs() -> None:
     shown = cells(
         *(row(seed=s, crash=c) for s, c in enumerate((700, 900, 650))), row(bits=2, crash=1400)
