@@ -167,7 +167,7 @@ def _machines(loaded: list[Loaded], base: Path) -> str:
         code = suite.commit[:8] + ("+" if suite.dirty else "")
         body.append(
             [
-                machine.slug,
+                item.machine,
                 link,
                 len(item.submission.rows),
                 _escape(versions),
