@@ -128,10 +128,10 @@ def _crashes(found: Sequence[Found]) -> Cell:
         return Cell(NOT_MEASURED)
     parts = []
     for group, label, runs in lines:
+        bits = sorted({run.bits for run in runs})
+        told = "; ".join(_crash(f"at M={m}", [run for run in runs if run.bits == m]) for m in bits)
         several = ", ".join(x for x in (label, group.dtype, group.shape) if x)
-        where = f" ({several})" if len(lines) > 1 else ""
-        for bits in sorted({run.bits for run in runs}):
-            parts.append(_crash(f"at M={bits}{where}", [run for run in runs if run.bits == bits]))
+        parts.append(f"{several}: {told}" if len(lines) > 1 else told)
     stock = [run for _, _, runs in lines for run in runs]
     worst = next((run for run in stock if run.exploded), stock[0])
     return Cell("; ".join(parts), worst.row.verdict, worst.found)

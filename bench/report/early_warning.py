@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from bench.records import Row
-from bench.report.ladder_runs import Group, TrainingRun
+from bench.report.ladder_runs import CASE, Group, TrainingRun, is_complete
 from bench.report.tables import Cell, Table
 
 LOSS_MARGIN = 0.3  # nats above the best moving average
@@ -80,6 +80,16 @@ def healthy(runs: Sequence[TrainingRun]) -> tuple[list[TrainingRun], list[Traini
     limit = SICK * min(largest.values())
     fine = [run for run in stable if largest[run.name] <= limit]
     return fine, [run for run in stable if largest[run.name] > limit]
+
+
+def peak(row: Row) -> dict[str, list[float]]:
+    """A row's series cut down to the one point that `healthy` looks at; empty where there is none."""
+    if row.case != CASE or not is_complete(row) or not row.series.get("row_max_abs"):
+        return {}
+    steps, values = _after_warm_up(row, "row_max_abs")
+    step = steps[values.index(max(values))]
+    at = row.series["step"].index(step)
+    return {name: [row.series[name][at]] for name in ("step", "loss", "row_max_abs")}
 
 
 def threshold(signal: str, runs: Sequence[TrainingRun]) -> float | None:

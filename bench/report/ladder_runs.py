@@ -129,6 +129,7 @@ def is_complete(row: Row) -> bool:
     lengths = {len(curve) for curve in row.series.values()}
     return (
         isinstance(row.params.get("seed"), int)
+        and isinstance(row.params.get("warmup", 0), int)
         and (bits is None or isinstance(bits, int))
         and row.metrics.keys() >= {"crash_step", "steps_run", "best_loss"}
         and (not row.series or (len(lengths) == 1 and {"step", "loss"} <= row.series.keys()))

@@ -187,8 +187,8 @@ def test_the_same_training_counts_once_and_sizes_are_apart() -> None:
     again_longer = changed(run, params={"steps": 3000})
     assert cells(found(run, again_longer))[2] == "yes at M=1: step 900 (1 of 1 run)"
     assert cells(found(run, again_longer, wide))[2] == (
-        "yes at M=1 (eager-ladder/stock, float32, width 32): step 900 (1 of 1 run); "
-        "yes at M=1 (eager-ladder/stock, float32, width 64): step 500 (1 of 1 run)"
+        "eager-ladder/stock, float32, width 32: yes at M=1: step 900 (1 of 1 run); "
+        "eager-ladder/stock, float32, width 64: yes at M=1: step 500 (1 of 1 run)"
     )
 
 

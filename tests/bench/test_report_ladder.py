@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench.records import Row
+from bench.report.answers import answer_table
 from bench.report.cases import overview_tables, run_tables
-from bench.report.collect import Found, load_all
+from bench.report.collect import Found, all_rows, load_all
 from bench.report.early_warning import (
     alarm_step,
     healthy,
@@ -21,6 +22,7 @@ from bench.report.early_warning import (
     warning_steps,
     warning_table,
 )
+from bench.report.html.data import gather
 from bench.report.ladder import growth, ladder_table, student_t
 from bench.report.ladder_runs import Group, groups, median_step
 from bench.report.render import markdown_table
@@ -273,6 +275,22 @@ def committed() -> list[Path]:
         ["git", "ls-files", "results/*/ladder-*.json"], cwd=ROOT, capture_output=True, text=True
     ).stdout.split()
     return [ROOT / name for name in listed]
+
+
+def test_the_page_gives_the_answers_of_the_report() -> None:
+    """It keeps of a row only what the answers look at, and kept too little to call a training run complete."""
+    if not (paths := committed()):
+        pytest.skip("not a git checkout")
+    loaded, _ = load_all(paths)
+    table = answer_table(all_rows(loaded))
+    assert any("yes at M=" in cells[2].text for _, cells in table.rows if cells[2])
+    assert any("sick" in cells[3].text for _, cells in table.rows if cells[3])
+    data, problems = gather(paths, ROOT / "site", None)
+    assert problems == []
+    shown = data.finish()["answers"]["rows"]
+    assert [(line["machine"], [c["text"] for c in line["cells"]]) for line in shown] == [
+        (label, [c.text if c else "" for c in cells]) for label, cells in table.rows
+    ]
 
 
 def pinned_matplotlib() -> str:

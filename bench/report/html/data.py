@@ -26,6 +26,7 @@ from bench.records import Row, Submission, unit_id
 from bench.report.answers import answer_table, fix_of, is_answer
 from bench.report.collect import Found, Loaded, submission_files
 from bench.report.current import CURRENT, OLDER, STALE, Entry, states
+from bench.report.early_warning import peak
 from bench.report.tables import Cell, awaited_of, headline, is_fine
 from bench.stale import is_stale, stale_cases
 from bench.store import BadFile, read_submission, short
@@ -38,7 +39,9 @@ MAX_CURVE_MACHINES = 4
 COLUMNS = (
     "unit", "file", "status", "verdict", "reason", "value", "sem", "bits", "inputs", "predicted", "index",
 )  # fmt: skip
-ANSWER_METRICS = ("aligned_ulp_mean", "leak_mean", "crash_step", "steps_run", "both_ms")
+ANSWER_METRICS = (
+    "aligned_ulp_mean", "leak_mean", "crash_step", "steps_run", "best_loss", "both_ms",
+)  # fmt: skip
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
@@ -133,7 +136,7 @@ class PageData:
         """Keep of an answer's row what the answers look at: a thousand files have many of them."""
         kept = {name: row.metrics[name] for name in ANSWER_METRICS if name in row.metrics}
         shared = {"params": self.units[unit]["params"], "options": self.units[unit]["options"]}
-        row.__dict__.update(shared, metrics=kept, series={}, digests={}, launch={})
+        row.__dict__.update(shared, metrics=kept, series=peak(row), digests={}, launch={})
 
     def _unit(self, row: Row) -> int:
         key = (
