@@ -9,7 +9,6 @@ from statistics import median
 
 import torch
 
-from backends.kernels.fixes import ABLATIONS, FIXES
 from bench.numerics import FORMATS
 from bench.records import Row
 from bench.report.collect import Found
@@ -107,7 +106,7 @@ def _group(found: Sequence[Found]) -> Group:
         key = repr((f.row.kernel, sorted(f.row.options.items(), key=str), f.row.params["seed"]))
         if key not in longest or _says_more(f.row, longest[key].row):
             longest[key] = f
-    kept = sorted(longest.values(), key=lambda f: _rank(f.row.kernel))  # stock first
+    kept = sorted(longest.values(), key=lambda f: _rank(f.row.kernel))
     labels = kernel_labels([_without_bits(f.row) for f in kept])
     runs = [
         TrainingRun(f, label, mantissa_bits(f.row)) for f, label in zip(kept, labels, strict=True)
@@ -116,11 +115,9 @@ def _group(found: Sequence[Found]) -> Group:
     return Group(first.machine, first.row.backend, first.row.dtype, _size(first.row), runs)
 
 
-def _rank(kernel: str) -> tuple[int, bool]:
-    """Fixes in the order of their tables; what they lack comes last (files are shown unvalidated)."""
-    names = [*FIXES, *ABLATIONS]
-    fix = kernel.partition("/")[2]
-    return names.index(fix) if fix in names else len(names), not kernel.startswith("eager-ladder/")
+def _rank(kernel: str) -> tuple[bool, bool]:
+    """Stock first, the ladder's own kernel before others."""
+    return not kernel.endswith("/stock"), not kernel.startswith("eager-ladder/")
 
 
 def is_complete(row: Row) -> bool:

@@ -47,7 +47,9 @@ def committed() -> list[Path]:
 def test_committed_results_are_valid_and_of_todays_config(path: Path) -> None:
     assert validate_file(path) == []
     submission, _ = read_submission(path)
-    assert submission.config.text == (ROOT / "configs" / f"{path.stem}.yaml").read_text()
+    assert (
+        submission.config.text == (ROOT / "configs" / f"{submission.config.name}.yaml").read_text()
+    )
 
 
 def set_verdict(s: Submission) -> None:
