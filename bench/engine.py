@@ -30,6 +30,7 @@ from bench.plan import Unit, filter_units, make_plan
 from bench.privacy import personal, scrub
 from bench.records import (
     KEY_FIELDS,
+    MAX_BYTES,
     MAX_SERIES,
     ConfigRecord,
     Facts,
@@ -287,11 +288,11 @@ def offered_kernels(backends: Sequence[Backend]) -> list[Offered]:
 
 
 def thin(curve: list[float]) -> list[float]:
-    """At most 500 points, evenly spaced, first and last kept."""
-    if len(curve) <= MAX_SERIES:
-        return curve
-    last = len(curve) - 1
-    return [curve[round(i * last / (MAX_SERIES - 1))] for i in range(MAX_SERIES)]
+    """At most 500 points, evenly spaced, first and last kept; nine digits, which tell any two float32."""
+    if len(curve) > MAX_SERIES:
+        last = len(curve) - 1
+        curve = [curve[round(i * last / (MAX_SERIES - 1))] for i in range(MAX_SERIES)]
+    return [float(f"{value:.9g}") for value in curve]
 
 
 def _check_options(plan: Sequence[Unit], backends: Sequence[Backend]) -> None:
@@ -398,4 +399,10 @@ class _Writer:
             rows=[],
         )
         lines = [self.lines[unit.key] for unit in run.plan if unit.key in self.lines]
-        write_text(run.path, submission_text(submission, lines))
+        text = submission_text(submission, lines)
+        if (size := len(text.encode())) > MAX_BYTES:
+            raise UsageError(
+                f"{run.path}: would have {size} bytes with this row, and a result file has at most "
+                f"{MAX_BYTES}; what was measured before is kept: split {run.config.name} into two configs"
+            )
+        write_text(run.path, text)

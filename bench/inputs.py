@@ -126,6 +126,7 @@ def tensor_bytes(x: Tensor) -> bytes:
 def digest(x: Tensor) -> str:
     """sha256 of a tensor's bytes (contiguous, little-endian). NaN is NaN: its sign and payload depend on
     which instructions met, and differed between two runs of one program."""
+    x = x.detach().cpu()  # a device may write another NaN
     if x.is_floating_point() and bool((nan := x.isnan()).any()):
-        x = x.masked_fill(nan, math.nan)
+        x = torch.where(nan, torch.full_like(x, math.nan), x)  # masked_fill has no float8
     return hashlib.sha256(tensor_bytes(x)).hexdigest()

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Literal
 
 import numpy as np
@@ -166,15 +165,18 @@ def philox_words(
     """
     count = int(np.prod(shape))
     key = (seed & _MASK, (seed >> 32) & _MASK)
-    if device.type == "cpu":
+    stream &= _MASK
+    # Neither numpy's uint64 nor a function that is compiled already can be traced.
+    traced = torch.compiler.is_compiling()
+    if device.type == "cpu" and not traced:
         return torch.from_numpy(_philox_lane0(count, key, stream)).reshape(tuple(shape))
     words = torch.empty(count, dtype=torch.int64, device=device)
-    fused = _fused_lane0() if device.type == "cuda" else _lane0
-    # Tensors, or each seed would be compiled for anew.
-    numbers = torch.tensor([*key, stream], device=device).unbind()
+    lane0 = _fused_lane0(device) if device.type == "cuda" and not traced else _lane0
+    # Tensors, or each seed would be compiled for anew; filled there, as a copy waits for the device.
+    numbers = [torch.full((), n, dtype=torch.int64, device=device) for n in (*key, stream)]
     for start in range(0, count, _PHILOX_CHUNK_DEVICE):
         index = torch.arange(start, min(start + _PHILOX_CHUNK_DEVICE, count), device=device)
-        words[start : start + _PHILOX_CHUNK_DEVICE] = fused(index, *numbers)
+        words[start : start + _PHILOX_CHUNK_DEVICE] = lane0(index, *numbers)
     return words.reshape(tuple(shape))
 
 
@@ -184,10 +186,16 @@ def _lane0(index: Tensor, k0: Tensor, k1: Tensor, stream: Tensor) -> Tensor:
     return philox4x32(counter, (k0, k1))[0]
 
 
-@lru_cache(maxsize=1)
-def _fused_lane0() -> Callable[..., Tensor]:
+@lru_cache(maxsize=16)
+def _fused_lane0(device: torch.device) -> Callable[..., Tensor]:
     """`_lane0` as one kernel: 160 passes over memory become one. Integers alone, so the same bits."""
-    return torch.compile(_lane0, dynamic=True) if find_spec("triton") else _lane0
+    fused: Callable[..., Tensor] = torch.compile(_lane0, dynamic=True)
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    try:
+        fused(torch.arange(2, device=device), zero, zero, zero)
+    except Exception:  # no Triton or no C compiler here: the same words, more slowly
+        return _lane0
+    return fused
 
 
 def _philox_lane0(count: int, key: tuple[int, int], stream: int) -> NDArray[np.int64]:

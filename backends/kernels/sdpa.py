@@ -63,7 +63,8 @@ class SdpaKernel(ClosedKernel):
                 ) from error
 
     def launch_facts(self) -> dict[str, Any]:
-        return {"library": f"torch {torch.__version__}", "tile_keys": "not exposed"}
+        facts = {"library": f"torch {torch.__version__}", "tile_keys": "not exposed"}
+        return facts | ({"warn_only": False} if self.strict else {})
 
 
 def cpu_sdpa_kernels() -> dict[str, SdpaKernel]:

@@ -403,23 +403,31 @@ class TritonAttention(torch.autograd.Function):
             q, k, v, causal, scale, fix, beta, tol, seed, config
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, o, lse, residual)
-        ctx.call = (causal, scale, fix, config)
+        ctx.call, ctx.config, ctx.packed = (causal, scale, fix), config, packed
         return o
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, do):
-        grads = _launch_backward(do, *ctx.saved_tensors, *ctx.call)
+        q, k, v, o, lse, residual = ctx.saved_tensors
+        causal, scale, fix = ctx.call
+        arguments = (do, q, k, v, o, lse, residual, causal, scale, fix)
+        if _plain(do) and not torch.is_grad_enabled():
+            grads = _launch_backward(*arguments, ctx.config)
+        else:  # traced, batched, or with create_graph: the operator refuses a second derivative
+            grads = _backward_op(*arguments, ctx.packed)
         return *grads, None, None, None, None, None, None, None
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """True where nobody traces or intercepts: no torch.compile, dispatch mode, torch.func, subclass."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    """True where nobody traces or intercepts: no compiling, tracing, dispatch mode, torch.func, subclass."""
+    watched = (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
+    )
+    return not watched and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
 
 
 # ------------------------------------------------------------------------------------- public API

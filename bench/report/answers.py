@@ -172,10 +172,10 @@ def _outcomes(found: Sequence[Found]) -> list[Outcome]:
     ]  # fmt: skip
     runs = []
     for model, group in enumerate(groups(found)):
-        sick = {run.name for run in healthy(group.runs)[1]}
+        sick = {id(run) for run in healthy(group.runs)[1]}
         for run in group.runs:
             place = (LADDER, model, implementation(run.row), run.bits, run.seed)
-            runs.append(Outcome(run.found, place, run.exploded, run.step, run.name in sick))
+            runs.append(Outcome(run.found, place, run.exploded, run.step, id(run) in sick))
     return leaks + runs
 
 

@@ -17,6 +17,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import compress
 from statistics import median
 
 from bench.records import Row
@@ -76,10 +77,15 @@ def healthy(runs: Sequence[TrainingRun]) -> tuple[list[TrainingRun], list[Traini
     ]
     if not stable:
         return [], []
-    largest = {run.name: max(_after_warm_up(run.row, "row_max_abs")[1]) for run in stable}
-    limit = SICK * min(largest.values())
-    fine = [run for run in stable if largest[run.name] <= limit]
-    return fine, [run for run in stable if largest[run.name] > limit]
+    largest = [_largest(_after_warm_up(run.row, "row_max_abs")[1]) for run in stable]
+    limit = SICK * min((v for v in largest if not math.isnan(v)), default=math.inf)
+    well = [value <= limit for value in largest]  # NaN is not
+    return list(compress(stable, well)), list(compress(stable, (not w for w in well)))
+
+
+def _largest(values: Sequence[float]) -> float:
+    """The largest; NaN is larger than all."""
+    return max(values, key=lambda v: math.inf if math.isnan(v) else v)
 
 
 def peak(row: Row) -> dict[str, list[float]]:
@@ -87,8 +93,7 @@ def peak(row: Row) -> dict[str, list[float]]:
     if row.case != CASE or not is_complete(row) or not row.series.get("row_max_abs"):
         return {}
     steps, values = _after_warm_up(row, "row_max_abs")
-    step = steps[values.index(max(values))]
-    at = row.series["step"].index(step)
+    at = row.series["step"].index(steps[values.index(_largest(values))])
     return {name: [row.series[name][at]] for name in ("step", "loss", "row_max_abs")}
 
 

@@ -12,15 +12,18 @@ from bench.report.ladder_runs import groups, is_complete, mantissa_bits
 from bench.report.tables import implementation
 
 
-def findings(rows: Sequence[Row]) -> list[str]:
-    """Sentences about bias, leak and crash of the stock kernels and the fixes; empty if none was measured."""
+def findings(rows: Sequence[Row], beside: Sequence[Row] = ()) -> list[str]:
+    """Sentences about bias, leak and crash of the stock kernels and the fixes; empty if none was measured.
+
+    `beside`: the machine's other rows, among which the healthiest training run may be.
+    """
     lines = []
     backends = list(dict.fromkeys(row.backend for row in rows))
     for backend in backends:
         measured = [row for row in rows if row.status == "ok" and row.backend == backend]
         prefix = f"{backend}: " if len(backends) > 1 else ""
         parts = (
-            _bias(measured), _leak(measured), _range(measured), _drift(measured), _crash(measured),
+            _bias(measured), _leak(measured), _range(measured), _drift(measured), _crash(measured, beside),
         )  # fmt: skip
         lines += [prefix + line for part in parts for line in part]
     return lines
@@ -132,14 +135,15 @@ def _drift(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _crash(rows: Sequence[Row]) -> list[str]:
+def _crash(rows: Sequence[Row], beside: Sequence[Row]) -> list[str]:
     """`crash/ladder`, a sentence for each number of mantissa bits: which kernels explode, and when."""
     kernels_at: dict[int, dict[str, list[Row]]] = {}
     for row in rows:
         if row.case == LADDER and is_complete(row):
             kernels_at.setdefault(mantissa_bits(row), {}).setdefault(row.kernel, []).append(row)
-    alone = groups([Found(row, None, i) for i, row in enumerate(rows)])
-    sick = {id(run.row) for group in alone for run in healthy(group.runs)[1]}
+    sick = _sick(rows) | _sick(
+        [*rows, *beside]
+    )  # a longer run of the same training hides the shorter
     lines = []
     for bits, kernels in sorted(kernels_at.items()):
         explode, hold, ill = [], [], []
@@ -164,6 +168,12 @@ def _crash(rows: Sequence[Row]) -> list[str]:
             + "."
         )
     return lines
+
+
+def _sick(rows: Sequence[Row]) -> set[int]:
+    """The ids of stable rows whose row maxima are far beyond the healthiest run's."""
+    together = groups([Found(row, None, i) for i, row in enumerate(rows)])
+    return {id(run.row) for group in together for run in healthy(group.runs)[1]}
 
 
 def _list(rows: Sequence[Row], verdict: str, metric: str, form: str) -> list[str]:

@@ -123,11 +123,10 @@ def _rank(kernel: str) -> tuple[bool, bool]:
 def is_complete(row: Row) -> bool:
     """Whether the row has what the tables read; files are shown before they are validated."""
     bits = row.options.get("mantissa_bits", 0)
+    numbers = (row.params.get("seed"), row.params.get("warmup", 0), 0 if bits is None else bits)
     lengths = {len(curve) for curve in row.series.values()}
     return (
-        isinstance(row.params.get("seed"), int)
-        and isinstance(row.params.get("warmup", 0), int)
-        and (bits is None or isinstance(bits, int))
+        all(type(number) is int for number in numbers)  # a bool is none
         and row.metrics.keys() >= {"crash_step", "steps_run", "best_loss"}
         and (not row.series or (len(lengths) == 1 and {"step", "loss"} <= row.series.keys()))
     )

@@ -94,7 +94,8 @@ def _fix(run: TrainingRun) -> str:
 
 def ladder_figure(chosen: Sequence[Group]) -> Figure:
     """Step of explosion over M, a panel for each machine and size."""
-    figure = _new_figure(4.3 * len(chosen), 4.8)
+    drawn = [len({run.label for run in group.runs if _fix(run) in STYLES}) for group in chosen]
+    figure = _new_figure(4.3 * len(chosen), 4.0 + 0.2 * math.ceil(max(drawn) / 2))  # with legends
     panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     for axes, group in zip(panels, chosen, strict=True):
         _ladder_panel(axes, group)

@@ -384,45 +384,97 @@ def test_config_survives_the_operator():
             assert unpack(pack(config)) == config
 
 
+def unlike():
+    """Tensors that differ in one thing each: dtype, shape, strides."""
+    parent = torch.zeros(2, 3, 40, 4, 64, dtype=torch.bfloat16)
+    return [
+        parent[:, 1].transpose(1, 2),  # a slice of a fused QKV
+        torch.zeros(2, 4, 40, 64, dtype=torch.bfloat16),
+        torch.zeros(2, 4, 40, 64, dtype=torch.float16),
+        torch.zeros(1, 4, 40, 64, dtype=torch.bfloat16),
+        torch.zeros(2, 4, 48, 64, dtype=torch.bfloat16),
+        torch.zeros(2, 4, 40, 64),
+    ]
+
+
 def test_a_descriptor_made_again_is_the_one_that_triton_checked(monkeypatch):
     monkeypatch.setattr(ops, "_use_tma", lambda _device: True)
-    parent = torch.zeros(2, 3, 40, 4, 64, dtype=torch.bfloat16)
-    views = [parent[:, 1].transpose(1, 2), parent[:, 2].transpose(1, 2)]  # strides of a fused QKV
-    views += [torch.zeros(1, 4, 40, 64, dtype=torch.bfloat16), torch.zeros(2, 4, 40, 64)]
-    for block in (64, 128):
-        for x in views:
-            first, again = ops._argument(x, block), ops._argument(x, block)
-            assert first is not again
-            fresh = ops.TensorDescriptor(
-                x, list(x.shape), [*ops._pointer(x)[1:], 1], [1, 1, block, 64]
-            )
-            assert {**vars(again), "base": 0} == {**vars(fresh), "base": 0}
-            assert again.base is x
-    rows = torch.zeros(2, 4, 128)
-    ops._row_argument(rows, 64)
-    again = ops._row_argument(rows, 64)
-    assert (again.shape, again.strides, again.block_shape) == ([8, 128], [128, 1], [1, 64])
+    monkeypatch.setattr(ops, "_fields", {})
+    for _ in range(2):  # made, then made again
+        for block in (64, 128):
+            for x in unlike():
+                found = ops._argument(x, block)
+                fresh = ops.TensorDescriptor(
+                    x, list(x.shape), [*ops._pointer(x)[1:], 1], [1, 1, block, 64]
+                )
+                assert {**vars(found), "base": 0} == {**vars(fresh), "base": 0}
+                assert found.base is x
+    assert len(ops._fields) == 2 * len(unlike())
+    assert not any("base" in fields for fields in ops._fields.values())  # no memory kept alive
+
+
+def test_a_row_descriptor_made_again_has_the_rows_of_its_tensor(monkeypatch):
+    monkeypatch.setattr(ops, "_use_tma", lambda _device: True)
+    monkeypatch.setattr(ops, "_fields", {})
+    for _ in range(2):
+        for heads, length, block in ((4, 128, 64), (4, 192, 64), (8, 128, 64), (4, 128, 32)):
+            made = ops._row_argument(torch.zeros(2, heads, length), block)
+            assert (made.shape, made.strides) == ([2 * heads, length], [length, 1])
+            assert made.block_shape == [1, block]
+    assert len(ops._fields) == 4
     with pytest.raises(ValueError, match=r"dkdv\.block_m 16"):
-        ops._row_argument(rows, 16)
+        ops._row_argument(torch.zeros(2, 4, 128), 16)
 
 
 def test_layouts_that_no_descriptor_takes_are_copied():
-    x = torch.zeros(2, 4, 40, 65, dtype=torch.bfloat16)[..., 1:]  # rows of 130 bytes
+    odd_rows = torch.zeros(2, 4, 40, 65, dtype=torch.bfloat16)[
+        ..., :64
+    ]  # 130 bytes from row to row
+    assert odd_rows.data_ptr() % 16 == 0
     for _ in range(2):
-        assert ops._addressable(x).is_contiguous()
+        assert ops._addressable(odd_rows).is_contiguous()
     shifted = torch.zeros(2 * 4 * 40 * 64 + 1, dtype=torch.bfloat16)[1:].view(2, 4, 40, 64)
     assert ops._addressable(shifted).data_ptr() % 16 == 0
     fine = torch.zeros(2, 40, 4, 64, dtype=torch.bfloat16).transpose(1, 2)
     assert ops._addressable(fine) is fine
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 def test_what_is_traced_goes_through_the_operator():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     x, seen = torch.zeros(2, 1, 4, 16), []
+
+    def look(y):
+        seen.append(ops._plain(y))
+        return y
+
     assert ops._plain(x, torch.nn.Parameter(x))
-    torch.func.vmap(lambda y: seen.append(ops._plain(y)) or y)(x)
+    torch.func.vmap(look)(x)
+    torch.jit.trace(look, x, check_trace=False)
     with FakeTensorMode() as mode:
-        seen.append(ops._plain(x))
-    seen.append(ops._plain(mode.from_tensor(x)))
-    assert seen == [False, False, False]
+        look(x)
+    look(mode.from_tensor(x))
+    assert seen == [False, False, False, False]
+    assert not torch.compile(lambda y: y + ops._plain(y), backend="eager")(torch.zeros(1)).any()
+
+
+def test_a_second_derivative_is_refused_and_not_left_out(monkeypatch):
+    """Without a GPU the launches give shapes alone."""
+    empty = torch.zeros(0)
+
+    def forward(q, *_rest):
+        return torch.ones_like(q), torch.zeros(q.shape[:3]), empty, empty
+
+    def backward(do, q, k, v, *_rest, **_config):
+        return torch.ones_like(q), torch.ones_like(k), torch.ones_like(v)
+
+    monkeypatch.setattr(ops, "_launch_forward", forward)
+    monkeypatch.setattr(ops, "_launch_backward", backward)
+    monkeypatch.setattr(ops, "check_device", lambda q: None)
+    leaves = [torch.randn(1, 2, 8, 16).requires_grad_() for _ in range(3)]
+    loss = ops.triton_attention(*leaves, causal=True).sum()
+    assert all((g == 1).all() for g in torch.autograd.grad(loss, leaves, retain_graph=True))
+    dq = torch.autograd.grad(loss, leaves, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="triton_backward"):
+        dq.square().sum().backward()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -323,6 +326,50 @@ def test_thinned_curves_keep_their_ends() -> None:
     assert (thinned[0], thinned[-1]) == (0.0, 12_344.0)
     assert thinned == sorted(set(thinned))
     assert thin(curve[:500]) == curve[:500]
+
+
+def test_curves_keep_every_float32_apart_in_half_the_bytes() -> None:
+    near = torch.tensor([0.1, 1.7e9, -3e-9])
+    values = torch.cat([near, near.nextafter(torch.tensor(9e9))]).tolist()
+    kept = thin(values)
+    assert torch.equal(torch.tensor(kept), torch.tensor(values))
+    assert len(repr(kept)) < 0.75 * len(repr(values))
+    assert repr(thin([float("nan"), float("-inf")])) == "[nan, -inf]"
+
+
+def test_a_file_that_could_not_be_read_again_is_not_written(
+    run_tiny: RunIt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run_tiny().path
+    whole = path.read_bytes()
+    monkeypatch.setattr(engine, "MAX_BYTES", len(whole) - 100)
+    with pytest.raises(UsageError, match="split tiny into two configs"):
+        run_tiny(force=True)
+    assert path.read_bytes() == whole
+
+
+def test_a_unit_runs_with_the_algorithms_that_its_kernel_asks_for(
+    one_unit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit, backend = one_unit.units[0], load_backend("cpu")
+    kernel, seen = backend.kernels()[unit.kernel], []
+
+    @contextlib.contextmanager
+    def lenient() -> Iterator[None]:  # as a GPU's backend
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        yield
+        torch.use_deterministic_algorithms(False)
+
+    def run(*_: object) -> Measurement:
+        seen.append(torch.is_deterministic_algorithms_warn_only_enabled())
+        raise Unsupported("seen")
+
+    monkeypatch.setattr(backend, "deterministic", lenient)
+    monkeypatch.setattr(load_case(unit.case), "run", run)
+    for strict in (False, True):
+        object.__setattr__(kernel, "strict", strict)
+        run_unit(unit, kernel, backend)
+    assert seen == [True, False]
 
 
 def test_unavailable_backend_says_why(

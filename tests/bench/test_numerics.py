@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bench import numerics
 from bench.numerics import (
     FORMATS,
     Format,
@@ -383,6 +384,32 @@ def test_philox_words_are_lane_zero_at_counter_index_and_stream() -> None:
     assert words.dtype == torch.int64
     assert int(words.min()) >= 0
     assert int(words.max()) < 2**32
+
+
+def test_what_other_devices_run_gives_the_words_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = torch.tensor([0, 1, 2**32 - 1, 2**32, 2**33 + 5])
+    key = [torch.tensor(n) for n in (0xA4093822, 0x299F31D0, 7)]
+    zero = torch.zeros_like(index)
+    counter = (index & 0xFFFFFFFF, zero + 7, index >> 32, zero)
+    lane = philox4x32(counter, (0xA4093822, 0x299F31D0))[0]
+    assert torch.equal(numerics._lane0(index, *key), lane)
+    # Chunks too: as a traced function takes them.
+    monkeypatch.setattr(numerics, "_PHILOX_CHUNK_DEVICE", 1000)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    traced = philox_words((2500,), 5, 2**32 + 3, CPU)
+    monkeypatch.undo()
+    assert torch.equal(traced, philox_words((2500,), 5, 3, CPU))
+
+
+def test_stochastic_rounding_can_be_compiled() -> None:
+    x = torch.linspace(1, 2, 500)
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return round_mantissa(x, 3, "stochastic", philox_words(x.shape, 5, 1, x.device))
+
+    assert torch.equal(torch.compile(rounded, backend="eager")(x), rounded(x))
 
 
 def test_philox_words_off_the_cpu_are_made_in_larger_chunks() -> None:

@@ -210,6 +210,15 @@ def test_a_stable_run_whose_scores_ran_away_is_sick_and_sets_no_threshold() -> N
     assert [r.label for r in sick] == ["eager-ladder/delta_fp32"]
 
 
+def test_row_maxima_that_are_not_a_number_are_sick_and_leave_the_limit_to_others() -> None:
+    broken = stable("eager-ladder/o_fp32", level=math.nan)
+    ill = stable("eager-ladder/delta_fp32", level=400)
+    for runs in ((broken, ill, stable()), (stable(), ill, broken)):
+        fine, sick = healthy(group(*runs).runs)
+        assert [r.label for r in fine] == ["eager-ladder/delta_dp"]
+        assert {r.label for r in sick} == {"eager-ladder/o_fp32", "eager-ladder/delta_fp32"}
+
+
 def test_the_warning_table_says_what_it_compares() -> None:
     runs = [row(seed=s, crash=200, series=curves(a, 200)) for s, a in enumerate((130, 150, 999))]
     ill = stable("eager-ladder/delta_fp32", level=99)
@@ -247,6 +256,8 @@ def test_incomplete_rows_of_a_strange_file_are_passed_over() -> None:
     odd = [
         row(params=dict(SIZE)), row(metrics={}), row(options={"mantissa_bits": "many"}),
         row(series={"step": [0.0], "loss": [1.0, 2.0]}),
+        row(options={"mantissa_bits": True}), row(seed=True),
+        *(row(params={**SIZE, "seed": 0, "warmup": w}) for w in ("abc", None, True)),
     ]  # fmt: skip
     assert groups([Found(r, None, i) for i, r in enumerate(odd)]) == []
 
