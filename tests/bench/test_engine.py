@@ -357,8 +357,10 @@ def test_a_unit_runs_with_the_algorithms_that_its_kernel_asks_for(
     @contextlib.contextmanager
     def lenient() -> Iterator[None]:  # as a GPU's backend
         torch.use_deterministic_algorithms(True, warn_only=True)
-        yield
-        torch.use_deterministic_algorithms(False)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(False)
 
     def run(*_: object) -> Measurement:
         seen.append(torch.is_deterministic_algorithms_warn_only_enabled())
