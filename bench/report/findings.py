@@ -141,9 +141,8 @@ def _crash(rows: Sequence[Row], beside: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.case == LADDER and is_complete(row):
             kernels_at.setdefault(mantissa_bits(row), {}).setdefault(row.kernel, []).append(row)
-    sick = _sick(rows) | _sick(
-        [*rows, *beside]
-    )  # a longer run of the same training hides the shorter
+    # Both: of two runs of one training the longer hides the shorter.
+    sick = _sick(rows) | _sick([*rows, *beside])
     lines = []
     for bits, kernels in sorted(kernels_at.items()):
         explode, hold, ill = [], [], []
