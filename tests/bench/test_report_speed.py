@@ -50,6 +50,19 @@ def test_ratios_to_the_peers_and_costs_over_stock() -> None:
     assert "over stock" not in cells(table, "sdpa-flash/stock")
 
 
+def test_a_deterministic_time_is_that_of_deterministic_algorithms() -> None:
+    """Until `warn_only` was turned off PyTorch timed its backward pass that adds by atomics."""
+    asked = {"tokens": 4096, "deterministic": True}
+    before = row("sdpa-flash/stock", 1.0, 3.0, params=asked)
+    now = row("sdpa-flash/stock", 1.0, 4.0, params=asked, launch={"warn_only": False})
+    ours = row("triton/stock", 1.0, 2.0, params=asked)
+    (old,) = tables(before, ours)
+    assert cells(old, "sdpa-flash/stock") == {"forward": "not deterministic, left out"}
+    assert "× sdpa-flash" not in cells(old, "triton/stock")
+    (new,) = tables(now, ours)
+    assert cells(new, "triton/stock")["× sdpa-flash"] == "1.00 / 2.00"
+
+
 def test_points_are_never_mixed() -> None:
     long, short = {"tokens": 4096}, {"tokens": 128}
     first, second = tables(
