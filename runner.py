@@ -30,7 +30,7 @@ from bench.catalog import catalog, catalog_text
 from bench.compare import compare as compare_submissions
 from bench.compare import comparison_text
 from bench.contribute import check_contribution, contribution
-from bench.distributed import launcher, leave, world
+from bench.distributed import end, launcher, leave, world
 from bench.engine import Request, Run, execute, prepare
 from bench.errors import UsageError
 from bench.plan import Unit
@@ -319,24 +319,25 @@ def main() -> None:
         messages.quiet = True
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False) or 0
     except UsageError as error:
+        code = 2
         if world().is_main:
             print(f"error: {error}", file=sys.stderr)
         else:
             time.sleep(1)  # torchrun ends all processes once one has ended: rank 0 speaks first
-        sys.exit(2)
     except typer.Abort:
-        sys.exit(130)
+        code = 130
     except BrokenPipeError:  # `| head` closed the pipe
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:  # typer's own errors: a wrong command, flag or argument
         if not hasattr(error, "format_message"):
             raise
+        code = 2
         if (message := error.format_message()) and world().is_main:
             print(f"error: {message} (see --help)", file=sys.stderr)
-        sys.exit(2)
+    end(code)
 
 
 if __name__ == "__main__":

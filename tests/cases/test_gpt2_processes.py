@@ -193,3 +193,20 @@ class Listening(Quiet):
 
     def said(self, text: str) -> None:
         self.said_so_far.append(text)
+
+
+@pytest.mark.parametrize(("processes", "printed"), [(1, "said\nat exit\n"), (2, "said\n")])
+def test_a_process_of_several_ends_without_taking_the_interpreter_down(
+    processes: int, printed: str
+) -> None:
+    """DDP's threads outlive its group; at finalisation they aborted one finished run in thirty."""
+    program = (
+        "import atexit; from bench.distributed import end; "
+        "atexit.register(print, 'at exit'); print('said'); end(3)"
+    )
+    world = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": str(processes)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, **world}, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, printed), done.stderr
