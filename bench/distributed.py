@@ -85,7 +85,7 @@ def end(code: int) -> NoReturn:
     """Exit with this code, in a torchrun without taking the interpreter down.
 
     DistributedDataParallel keeps its group, and so gloo's threads, past `destroy_process_group` (torch 2.13).
-    A thread that asks for an interpreter on its way out aborts the process: one finished run in thirty.
+    A thread that asks for an interpreter on its way out now and then aborted a finished run.
     """
     if world().size > 1:
         sys.stdout.flush()

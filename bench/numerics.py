@@ -199,7 +199,7 @@ def _fused_lane0(device: torch.device) -> Callable[..., Tensor]:
 
 
 def _philox_lane0(count: int, key: tuple[int, int], stream: int) -> NDArray[np.int64]:
-    """`philox_words` in numpy, whose unsigned products need not be split: six times as fast."""
+    """`philox_words` in numpy, whose unsigned products need not be split: four times as fast."""
     words = np.empty(count, dtype=np.uint64)
     for start in range(0, count, _PHILOX_CHUNK):
         index = np.arange(start, min(start + _PHILOX_CHUNK, count), dtype=np.uint64)

@@ -199,7 +199,7 @@ class Listening(Quiet):
 def test_a_process_of_several_ends_without_taking_the_interpreter_down(
     processes: int, printed: str
 ) -> None:
-    """DDP's threads outlive its group; at finalisation they aborted one finished run in thirty."""
+    """DDP's threads outlive its group; at finalisation they now and then aborted a finished run."""
     program = (
         "import atexit; from bench.distributed import end; "
         "atexit.register(print, 'at exit'); print('said'); end(3)"
