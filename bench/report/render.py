@@ -89,7 +89,7 @@ def _set_apart(now: Current) -> list[str]:
     if now.repeated:
         lines.append(
             f"Measured more than once: {now.repeated} units; in {now.agreeing} of them all runs agree"
-            " bit for bit. The newest run is shown."
+            " bit for bit. The newest run is shown"
         )
     for f in {(f.machine, f.file, f.row.case): f for f in now.stale}.values():
         lines.append(

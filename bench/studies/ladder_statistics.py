@@ -17,6 +17,7 @@ from statistics import mean, stdev
 import numpy as np
 from tabulate import tabulate
 
+from bench.errors import UsageError
 from bench.records import Row
 from bench.report.collect import all_rows, load_all
 from bench.report.current import current
@@ -122,10 +123,16 @@ def block(group: Group) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path)
-    loaded, problems = load_all(parser.parse_args().files)
+    try:
+        loaded, problems = load_all(parser.parse_args().files)
+    except UsageError as error:
+        parser.error(str(error))
+    found = groups(current(all_rows(loaded)).rows)
     for problem in problems:
         print(f"left out: {problem}")
-    for group in groups(current(all_rows(loaded)).rows):
+    if not found:
+        parser.error("no finished runs of crash/ladder in these files")
+    for group in found:
         print(block(group))
 
 
