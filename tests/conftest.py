@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,16 @@ seeds: 1
 cases:
   - case: bias/shift_range
 """
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def committed_results(pattern: str = "results/*.json") -> list[Path]:
+    """The result files under version control. What a run left in results/ (`make run` does) is this
+    machine's own: no test reads it. Empty outside a git checkout."""
+    listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True)
+    return [ROOT / name for name in listed.stdout.splitlines()]
 
 
 class Quiet:

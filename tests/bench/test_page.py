@@ -21,7 +21,7 @@ from bench.report.html import page as page_module
 from bench.report.html.data import PageData, gather
 from bench.report.html.page import interpreter, vendored, write_page
 from bench.store import read_submission
-from conftest import RunIt
+from conftest import RunIt, committed_results
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = next(
@@ -53,7 +53,7 @@ def browser() -> Iterator[Any]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page over the committed results."""
     output = tmp_path_factory.mktemp("site") / "index.html"
-    assert write_page(sorted((ROOT / "results").glob("*/*.json")), output, None) == []
+    assert write_page(committed_results(), output, None) == []
     return output
 
 

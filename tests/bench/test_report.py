@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ from bench.report.tables import (
     digest_table,
     summary_table,
 )
-from conftest import RunIt
+from conftest import RunIt, committed_results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -349,12 +348,9 @@ def test_text_table_is_aligned() -> None:
 
 
 def test_the_committed_report_is_up_to_date() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "results/*.json"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split()
-    if not listed:
+    if not (paths := committed_results()):
         pytest.skip("not a git checkout, or no committed results")
-    loaded, problems = load_all([ROOT / name for name in listed])
+    loaded, problems = load_all(paths)
     assert problems == []
     text = render("markdown", loaded, ROOT / "results")
     assert (ROOT / "results" / "REPORT.md").read_text() == text, "run: make report"

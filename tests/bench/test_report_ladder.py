@@ -26,6 +26,7 @@ from bench.report.html.data import gather
 from bench.report.ladder import growth, ladder_table, student_t
 from bench.report.ladder_runs import Group, groups, median_step
 from bench.report.render import markdown_table
+from conftest import committed_results
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = {"layers": 2, "width": 32, "batch": 4, "warmup": 20}
@@ -281,16 +282,9 @@ def test_a_run_a_kernel_needs_no_overview() -> None:
     assert len(run_tables(pair, "here")) == 1
 
 
-def committed() -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "results/*/ladder-*.json"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split()
-    return [ROOT / name for name in listed]
-
-
 def test_the_page_gives_the_answers_of_the_report() -> None:
     """It keeps of a row only what the answers look at, and kept too little to call a training run complete."""
-    if not (paths := committed()):
+    if not (paths := committed_results("results/*/ladder-*.json")):
         pytest.skip("not a git checkout")
     loaded, _ = load_all(paths)
     table = answer_table(all_rows(loaded))
@@ -311,11 +305,11 @@ def pinned_matplotlib() -> str:
 
 def test_the_committed_figures_are_up_to_date() -> None:
     matplotlib = pytest.importorskip("matplotlib")
-    if not committed() or matplotlib.__version__ != pinned_matplotlib():
+    if not committed_results("results/*/ladder-*.json") or matplotlib.__version__ != pinned_matplotlib():
         pytest.skip("not a git checkout, or another matplotlib than constraints.txt names")
     from bench.report.plot import figures
 
-    loaded, problems = load_all(committed())
+    loaded, problems = load_all(committed_results("results/*/ladder-*.json"))
     assert problems == []
     made = figures(loaded)
     assert sorted(made) == sorted(p.name for p in (ROOT / "docs" / "figures").glob("*.svg"))
@@ -327,7 +321,7 @@ def test_figures_do_not_depend_on_the_day() -> None:
     pytest.importorskip("matplotlib")
     from bench.report.plot import figures
 
-    loaded, _ = load_all(committed()[:1])
+    loaded, _ = load_all(committed_results("results/*/ladder-*.json")[:1])
     if not loaded:
         pytest.skip("not a git checkout")
     svg = figures(loaded)["ladder.svg"]

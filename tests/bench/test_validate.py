@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from bench.records import Submission, submission_text
 from bench.registry import load_case
 from bench.store import read_submission
 from bench.validate import taken_on_trust, validate_file, validate_path
-from conftest import RunIt
+from conftest import RunIt, committed_results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,15 +34,8 @@ def test_a_fresh_file_is_valid(good: Path) -> None:
     assert validate_file(good) == []
 
 
-def committed() -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "results/*.json"], cwd=ROOT, capture_output=True, text=True
-    )
-    return [ROOT / name for name in listed.stdout.split()]
-
-
 @pytest.mark.timeout(1200)  # makes up to half a billion random values again
-@pytest.mark.parametrize("path", committed(), ids=lambda p: f"{p.parent.name}/{p.name}")
+@pytest.mark.parametrize("path", committed_results(), ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_committed_results_are_valid_and_of_todays_config(path: Path) -> None:
     assert validate_file(path) == []
     submission, _ = read_submission(path)
