@@ -20,7 +20,7 @@ lint: $(VENV)/dev.done
 	$(BIN)/mypy
 
 bench: $(VENV)/dev.done
-	$(BIN)/python -m pytest bench/speed --benchmark-json results/speed.json
+	$(BIN)/python -m pytest bench/tools/benchmarks --benchmark-json results/speed.json
 
 report: $(VENV)/run.done
 	$(BIN)/python runner.py report $$(git ls-files 'results/*.json') --format markdown -o results/REPORT.md

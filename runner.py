@@ -23,27 +23,27 @@ from rich.progress import (
     TimeRemainingColumn,
 )  # fmt: skip
 
-from bench.captures import SUFFIX as CAPTURE
-from bench.captures import compare_captures, read_capture
-from bench.captures_text import captures_text
-from bench.catalog import catalog, catalog_text
-from bench.compare import compare as compare_submissions
-from bench.compare import comparison_text
-from bench.contribute import check_contribution, contribution
-from bench.distributed import end, launcher, leave, world
-from bench.engine import Request, Run, execute, prepare
+from bench.check.contribute import check_contribution, contribution
+from bench.check.validate import taken_on_trust, validate_path
+from bench.compare.captures import SUFFIX as CAPTURE
+from bench.compare.captures import compare_captures, read_capture
+from bench.compare.captures_text import captures_text
+from bench.compare.submissions import compare as compare_submissions
+from bench.compare.submissions import comparison_text
 from bench.errors import UsageError
-from bench.plan import Unit
-from bench.records import Row, dumps
+from bench.files.load import Found, Loaded, load_all
+from bench.files.records import Row, dumps
+from bench.files.schema import schema_text
+from bench.files.store import BadFile, read_submission, write_text
 from bench.report.cases import run_tables
-from bench.report.collect import Found, Loaded, load_all
 from bench.report.findings import findings
 from bench.report.plot import figures
 from bench.report.render import text_table
 from bench.report.write import FORMATS, write_report
-from bench.schema import schema_text
-from bench.store import BadFile, read_submission, write_text
-from bench.validate import taken_on_trust, validate_path
+from bench.run.catalog import catalog, catalog_text
+from bench.run.distributed import end, launcher, leave, world
+from bench.run.engine import Request, Run, execute, prepare
+from bench.run.plan import Unit
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Reproducibility benchmark for low-precision attention.")  # fmt: skip

@@ -17,8 +17,8 @@ from pathlib import Path
 SUITE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(SUITE))
 
-from bench.store import short  # noqa: E402
-from bench.validate import validate_file  # noqa: E402
+from bench.check.validate import validate_file  # noqa: E402
+from bench.files.store import short  # noqa: E402
 
 Findings = dict[str, list[str]]
 

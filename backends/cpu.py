@@ -51,7 +51,9 @@ class CpuBackend:
         return {**eager_kernels(), **cpu_sdpa_kernels()}
 
     def facts(self) -> MachineFacts:
-        from bench.machine import cpu_facts  # the suite's host facts, shared with every submission
+        from bench.run.machine import (
+            cpu_facts,  # the suite's host facts, shared with every submission
+        )
 
         cpu = cpu_facts()
         accelerator = f"{cpu['model']}, {cpu['cores']} cores"

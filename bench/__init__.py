@@ -1,4 +1,4 @@
-"""How a run works: config, plan, engine, inputs, numerics, metrics, records, validation, report."""
+"""Everything around a measurement, in rooms: each folder says what lives there and what it may import."""
 
 import backends  # noqa: F401  what it sets must be set before any module here imports torch
 

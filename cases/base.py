@@ -1,7 +1,7 @@
 """What a case is, and the little that every case needs: inputs of all seeds, the reference, digests.
 
-A case asks a kernel one question. It makes its inputs from integers (`bench.inputs`), judges the
-answer against FP64 (`bench.reference`) and returns metrics; its verdict is a function of parameters
+A case asks a kernel one question. It makes its inputs from integers (`bench.measure.inputs`), judges the
+answer against FP64 (`bench.measure.reference`) and returns metrics; its verdict is a function of parameters
 and metrics alone, so that anyone can recompute it from a result file.
 """
 
@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from backends.base import Backend, Kernel
-from bench.inputs import Inputs, digest, stack_seeds
-from bench.metrics import input_metrics, output_metrics
-from bench.numerics import FORMATS
-from bench.reference import Reference, attention_reference
+from bench.measure.inputs import Inputs, digest, stack_seeds
+from bench.measure.metrics import input_metrics, output_metrics
+from bench.measure.numerics import FORMATS
+from bench.measure.reference import Reference, attention_reference
 
 Metrics = dict[str, float]
 MAX_ERROR_ULP = 16.0  # mean |error| of O beyond which nothing else about it means anything

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bench.inputs import Float64Array, Inputs, key_of, normal, signs
+from bench.measure.inputs import Float64Array, Inputs, key_of, normal, signs
 
 ValueSign = Literal["negative", "positive", "mixed"]
 SCALE = 0.125  # 1/sqrt(64), a power of two: scaling S is exact

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from backends.ascend import unavailable_reason
-from bench.engine import Request, Run, execute, prepare
-from bench.plan import Unit
-from bench.records import Row
+from bench.files.records import Row
+from bench.run.engine import Request, Run, execute, prepare
+from bench.run.plan import Unit
 
 TINY = """\
 # Nine units, one second.

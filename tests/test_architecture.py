@@ -11,18 +11,18 @@ import pytest
 
 from backends import ABLATION_NAMES, BACKENDS, FIX_NAMES, KNOWN_KERNELS
 from backends.kernels.fixes import ABLATIONS, FIXES
-from bench.registry import load_backend, load_case
+from bench.run.registry import load_backend, load_case
 from cases import CASES
 from cases.base import Case, documentation, question
 
 ROOT = Path(__file__).resolve().parent.parent
 # Who may import whom. `backends` knows nothing of cases; cases see only the protocols of backends.
 FORBIDDEN = {
-    "backends": ("cases", "runner", "bench.engine", "bench.plan", "bench.report"),
+    "backends": ("cases", "runner", "bench.run.engine", "bench.run.plan", "bench.report"),
     "cases": (
         "runner",
-        "bench.engine",
-        "bench.plan",
+        "bench.run.engine",
+        "bench.run.plan",
         "bench.report",
         "backends.kernels",
         "backends.cpu",
@@ -47,7 +47,7 @@ def imports_of(path: Path) -> set[str]:
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_imports_point_one_way(package: str) -> None:
     for path in (ROOT / package).rglob("*.py"):
-        if "speed" in path.parts:
+        if "tools" in path.parts:
             continue  # benchmarks time concrete code
         for name in imports_of(path):
             for forbidden in FORBIDDEN[package]:
@@ -82,7 +82,7 @@ def test_every_case_file_is_registered() -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_backend_loads_or_says_why(name: str) -> None:
-    from bench.registry import unavailable_reason
+    from bench.run.registry import unavailable_reason
 
     if reason := unavailable_reason(name):
         assert len(reason) > 10

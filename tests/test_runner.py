@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.engine import Request
-from bench.store import read_submission
+from bench.files.store import read_submission
+from bench.run.engine import Request
 from conftest import TINY
 from runner import resume_command
 

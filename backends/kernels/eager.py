@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from backends.kernels.fixes import Fix, row_shift
-from bench.numerics import FORMATS, philox_words, round_mantissa, round_to_format
+from bench.measure.numerics import FORMATS, philox_words, round_mantissa, round_to_format
 
 CLAMP = 1e-10  # the smallest ℓ of the `stored` policy, before it is stored (FP16 makes it 0)
 _MASKED = float("-inf")

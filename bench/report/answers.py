@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.records import Row
-from bench.report.collect import Found
+from bench.files.load import Found
+from bench.files.records import Row
 from bench.report.early_warning import healthy
-from bench.report.ladder_runs import CASE as LADDER
-from bench.report.ladder_runs import TrainingRun, groups
 from bench.report.tables import Cell, Table, headline, implementation, is_fine
+from bench.report.training_runs import CASE as LADDER
+from bench.report.training_runs import TrainingRun, groups
 
 QUESTIONS = (
     "is stock biased?", "does its δ error leak?", "does training crash?", "which fix holds?",

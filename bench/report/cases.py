@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.collect import Found
-from bench.report.ladder import ladder_overview
-from bench.report.speed import speed_tables
+from bench.files.load import Found
+from bench.report.explosions import ladder_overview
 from bench.report.tables import Cell, Table, case_table
+from bench.report.timings import speed_tables
 
 
 def is_timed(case: str) -> bool:

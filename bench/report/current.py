@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bench.records import Row
-from bench.report.collect import Found
-from bench.stale import is_stale
+from bench.check.stale import is_stale
+from bench.files.load import Found
+from bench.files.records import Row
 
 CURRENT, OLDER, STALE = "current", "older run", "stale"
 

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from itertools import compress
 from statistics import median
 
-from bench.records import Row
-from bench.report.ladder_runs import CASE, Group, TrainingRun, is_complete
+from bench.files.records import Row
 from bench.report.tables import Cell, Table
+from bench.report.training_runs import CASE, Group, TrainingRun, is_complete
 
 LOSS_MARGIN = 0.3  # nats above the best moving average
 ALARM = 1.25  # times the highest value of a healthy run

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import UsageError
-from bench.records import dumps
-from bench.report.collect import Found
+from bench.files.load import Found
+from bench.files.records import dumps
 from bench.report.current import Current
 
 FIELDS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.records import Row
-from bench.report.collect import Found
+from bench.files.load import Found
+from bench.files.records import Row
 from bench.report.early_warning import SICK, healthy
-from bench.report.ladder_runs import CASE as LADDER
-from bench.report.ladder_runs import groups, is_complete, mantissa_bits
 from bench.report.tables import implementation
+from bench.report.training_runs import CASE as LADDER
+from bench.report.training_runs import groups, is_complete, mantissa_bits
 
 
 def findings(rows: Sequence[Row], beside: Sequence[Row] = ()) -> list[str]:

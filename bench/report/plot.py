@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError
-from bench.report.collect import Loaded, all_rows
+from bench.files.load import Loaded, all_rows
 from bench.report.current import current
-from bench.report.ladder_runs import Group, TrainingRun, groups, median_step
+from bench.report.training_runs import Group, TrainingRun, groups, median_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from bench.files.load import Found, Loaded, all_rows
 from bench.report.answers import answer_table
 from bench.report.cases import is_timed, overview_tables, tables_of
-from bench.report.collect import Found, Loaded, all_rows
 from bench.report.current import Current, current
 from bench.report.export import csv_report, json_report
 from bench.report.findings import findings

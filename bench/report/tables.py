@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bench.records import Row
-from bench.registry import load_case
-from bench.report.collect import Found
+from bench.files.load import Found
+from bench.files.records import Row
+from bench.run.registry import load_case
 from cases import CASES
 from cases.base import Headline, question
 

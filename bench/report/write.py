@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.errors import UsageError
-from bench.report.collect import all_rows, load_all
+from bench.files.load import all_rows, load_all
+from bench.files.store import write_text
 from bench.report.current import current
 from bench.report.export import write_parquet
 from bench.report.html.page import write_page
 from bench.report.render import FORMATS as TEXT_FORMATS
 from bench.report.render import render
-from bench.store import write_text
 
 FORMATS = (*TEXT_FORMATS, "html", "parquet")
 

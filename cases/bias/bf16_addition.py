@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 
 from backends.base import Backend, Kernel
-from bench.inputs import Float64Array, Inputs, key_of, normal, raw_words, uniform
-from bench.numerics import FORMATS, Format, round_mantissa, ulp
+from bench.measure.inputs import Float64Array, Inputs, key_of, normal, raw_words, uniform
+from bench.measure.numerics import FORMATS, Format, round_mantissa, ulp
 from cases.base import (
     BIAS_HEADLINE,
     BaseCase,

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 
 from backends.base import Backend, Kernel
-from bench.inputs import Inputs
-from bench.metrics import leak_metrics
-from bench.numerics import FORMATS, ulp
+from bench.measure.inputs import Inputs
+from bench.measure.metrics import leak_metrics
+from bench.measure.numerics import FORMATS, ulp
 from cases.base import (
     MAX_ERROR_ULP,
     BaseCase,

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from backends.base import Backend, Kernel
-from bench.inputs import Inputs, key_of, normal, tensor_bytes, to_storage
-from bench.metrics import over_seeds
-from bench.reference import Reference
+from bench.measure.inputs import Inputs, key_of, normal, tensor_bytes, to_storage
+from bench.measure.metrics import over_seeds
+from bench.measure.reference import Reference
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_backward
 from cases.bias.leak import PROBE_KEY
 from cases.sinks import SCALE, sink_inputs

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 
 from backends.base import Backend, Kernel
-from bench.inputs import Inputs
-from bench.metrics import over_seeds, per_seed
+from bench.measure.inputs import Inputs
+from bench.measure.metrics import over_seeds, per_seed
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_only
 from cases.sinks import sink_inputs
 

@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from backends.base import Backend, Kernel
-from bench.inputs import Inputs, key_of, normal
-from bench.numerics import FORMATS, ulp
+from bench.measure.inputs import Inputs, key_of, normal
+from bench.measure.numerics import FORMATS, ulp
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_only
 
 HEAD_DIM, KEYS, SCALE = 16, 16, 0.25

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from backends.base import Backend, Kernel
-from bench.inputs import Inputs
+from bench.measure.inputs import Inputs
 from cases.base import (
     BIAS_HEADLINE,
     BaseCase,

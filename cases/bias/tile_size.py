@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from bench.inputs import Inputs
+from bench.measure.inputs import Inputs
 from cases.base import BiasParams, CaseParams, Metrics, bias_verdict
 from cases.bias.tie_break import TieBreak
 from cases.sinks import ValueSign, sink_inputs

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bench.inputs import key_of, raw_words
+from bench.measure.inputs import key_of, raw_words
 
 DOCUMENTS, LENGTH = 4096, 4096  # tokens a document
 WORDS, WORD_LENGTH = 4096, 4

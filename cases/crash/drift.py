@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from backends.base import Backend, Kernel
-from bench.inputs import (
+from bench.measure.inputs import (
     Float64Array,
     Inputs,
     digest,
@@ -24,9 +24,9 @@ from bench.inputs import (
     tensor_bytes,
     to_storage,
 )
-from bench.metrics import over_seeds, ratio
-from bench.numerics import FORMATS, ulp
-from bench.reference import attention_reference
+from bench.measure.metrics import over_seeds, ratio
+from bench.measure.numerics import FORMATS, ulp
+from bench.measure.reference import attention_reference
 from cases.base import (
     MAX_ERROR_ULP,
     BaseCase,

@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from backends.base import Backend, Kernel, Unsupported
-from bench.inputs import digest, tensor_bytes
-from bench.numerics import FORMATS
+from bench.measure.inputs import digest, tensor_bytes
+from bench.measure.numerics import FORMATS
 from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
 from cases.crash.detector import outcome

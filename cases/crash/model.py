@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.inputs import key_of, normal, to_storage
+from bench.measure.inputs import key_of, normal, to_storage
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v) [B, H, T, D] → o
 INIT_STD = 0.02  # of every matrix; of the two that write to the residual stream, over √(2·layers)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backends.base import Kernel
-from bench.inputs import key_of
+from bench.measure.inputs import key_of
 from cases.bias.leak import PROBE_KEY
 
 WIDTHS = (16, 32, 64, 96, 128, 256)  # head_dims that every fused kernel takes

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Kernel
-from bench.inputs import key_of, raw_words
+from bench.measure.inputs import key_of, raw_words
 from cases.crash.detector import Detector
 from cases.crash.model import GPT, Size
 from cases.crash.signals import Attention, leak_of, signals

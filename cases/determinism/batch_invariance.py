@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Backend, Kernel
-from bench.inputs import Inputs
+from bench.measure.inputs import Inputs
 from cases.base import (
     BaseCase,
     CaseParams,

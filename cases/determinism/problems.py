@@ -7,7 +7,7 @@ from typing import Annotated, Self
 import torch
 from pydantic import Field, model_validator
 
-from bench.inputs import Inputs, key_of, normal, to_storage
+from bench.measure.inputs import Inputs, key_of, normal, to_storage
 from cases.base import CaseParams
 
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from backends.base import Backend, Kernel
-from bench.inputs import Inputs
+from bench.measure.inputs import Inputs
 from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
 from cases.determinism.problems import ProblemParams, problem_values, random_inputs

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from backends.base import Unsupported
-from bench.inputs import Inputs, digest, key_of, normal
-from bench.reference import attention_reference
-from bench.registry import load_backend
+from bench.measure.inputs import Inputs, digest, key_of, normal
+from bench.measure.reference import attention_reference
+from bench.run.registry import load_backend
 from cases.base import forward_backward, forward_only
 
 pytestmark = pytest.mark.requires_npu

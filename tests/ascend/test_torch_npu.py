@@ -263,7 +263,7 @@ def test_what_training_asks_of_torch_holds_for_npus() -> None:
 def test_under_torchrun_npus_meet_through_hccl() -> None:
     """The package is loaded before PyTorch is asked for its accelerator."""
     code = """
-from bench import distributed
+from bench.run import distributed
 met = []
 distributed.dist.init_process_group = met.append
 distributed.join()

@@ -19,9 +19,9 @@ from backends import FIX_NAMES, KNOWN_KERNELS, ascend
 from backends.base import Kernel
 from backends.kernels.composite_kernels import composite_kernels
 from backends.kernels.npu_fusion import npu_fusion_kernels
-from bench.config import read_config
-from bench.engine import offered_kernels
-from bench.plan import make_plan
+from bench.run.config import read_config
+from bench.run.engine import offered_kernels
+from bench.run.plan import make_plan
 
 HERE = importlib.util.find_spec("torch_npu") is not None
 pytestmark = pytest.mark.skipif(

@@ -14,9 +14,9 @@ from backends.kernels.fixes import FIXES
 from backends.kernels.flash_attn import PACKAGES, flash_attn_kernels
 from backends.kernels.triton_kernels import TritonKernel, triton_kernels
 from backends.kernels.triton_tiles import PINNED, default_config
-from bench.inputs import digest
-from bench.numerics import philox_words
-from bench.registry import load_backend
+from bench.measure.inputs import digest
+from bench.measure.numerics import philox_words
+from bench.run.registry import load_backend
 from cases.algorithms import strict
 
 HAS_GPU = cuda.unavailable_reason() is None
@@ -116,8 +116,8 @@ def test_autotuning_records_its_winner_and_gives_the_same_function() -> None:
 
 @needs_gpu
 def test_on_a_gpu_every_kernel_is_right_and_knobs_are_put_back() -> None:
-    from bench.inputs import Inputs, key_of, normal
-    from bench.reference import attention_reference
+    from bench.measure.inputs import Inputs, key_of, normal
+    from bench.measure.reference import attention_reference
     from cases.base import forward_backward, forward_only
 
     backend = cuda.create()
@@ -166,8 +166,8 @@ def test_flex_takes_few_queries_with_grouped_heads(tokens: int) -> None:
 
 @needs_gpu
 def test_out_of_memory_is_a_row_and_the_run_goes_on() -> None:
-    from bench.engine import run_unit
-    from bench.plan import Unit
+    from bench.run.engine import run_unit
+    from bench.run.plan import Unit
 
     backend = cuda.create()
     size = {"batch": 1, "heads": 64, "kv_heads": 64, "head_dim": 16, "rounds": 3}

@@ -16,10 +16,10 @@ from backends.cpu import CpuBackend
 from backends.kernels.eager import Saved, Spec, eager_backward, eager_forward
 from backends.kernels.eager_kernels import EagerKernel, eager_kernels
 from backends.kernels.fixes import FIXES, SHIFT_CONST, row_shift
-from bench.inputs import Inputs, key_of, normal, to_storage
-from bench.metrics import leak_metrics
-from bench.numerics import philox_words, round_mantissa
-from bench.reference import Reference, attention_reference
+from bench.measure.inputs import Inputs, key_of, normal, to_storage
+from bench.measure.metrics import leak_metrics
+from bench.measure.numerics import philox_words, round_mantissa
+from bench.measure.reference import Reference, attention_reference
 from cases.base import forward_backward
 from cases.bias.leak import PROBE_KEY
 from cases.sinks import SCALE, sink_inputs

@@ -13,8 +13,8 @@ from torch import Tensor
 from backends.base import Unsupported
 from backends.kernels.npu_call import LAYOUTS, checked, forward_call, gradient_call
 from backends.kernels.npu_fusion import FusionKernel, VendorBackwardKernel
-from bench.inputs import Inputs, key_of, normal
-from bench.reference import attention_reference
+from bench.measure.inputs import Inputs, key_of, normal
+from bench.measure.reference import attention_reference
 from cases.base import forward_backward
 
 

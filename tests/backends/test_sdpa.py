@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend
 from backends.base import Unsupported
 from backends.cpu import CpuBackend
 from backends.kernels.sdpa import SdpaKernel, cpu_sdpa_kernels
-from bench.inputs import Inputs, key_of, normal
-from bench.reference import Reference, attention_reference
+from bench.measure.inputs import Inputs, key_of, normal
+from bench.measure.reference import Reference, attention_reference
 
 KERNELS = cpu_sdpa_kernels()
 # Unit roundoffs allowed: of FP32 many small ones add up, of BF16 and FP16 a few casts.

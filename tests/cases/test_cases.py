@@ -14,8 +14,8 @@ from torch import Tensor
 
 from backends.base import Forward, Kernel, KernelOptions
 from backends.cpu import CpuBackend
-from bench.inputs import digest
-from bench.registry import load_case
+from bench.measure.inputs import digest
+from bench.run.registry import load_case
 from cases import CASES
 from cases.base import BiasParams, Case, CaseParams, Measurement, bias_verdict
 from cases.bias.bf16_addition import table_mismatches

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from backends import cuda
-from backends.kernels.ladder import product
-from bench.inputs import digest, key_of, normal
-from bench.registry import load_backend
+from backends.kernels.eager_ladder import product
+from bench.measure.inputs import digest, key_of, normal
+from bench.run.registry import load_backend
 from cases.crash.documents import documents
 from cases.crash.model import Size, fresh_model
 from cases.crash.steps import Recipe

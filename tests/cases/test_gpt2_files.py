@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bench.errors import UsageError
-from bench.inputs import key_of, raw_words
+from bench.measure.inputs import key_of, raw_words
 from cases.crash.gpt2 import checkpoint
 from cases.crash.gpt2.batches import (
     CounterBatches,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.distributed import World
-from bench.engine import Request, execute, prepare
+from bench.check.validate import validate_file
 from bench.errors import UsageError
-from bench.records import Row
-from bench.store import read_submission
-from bench.validate import validate_file
+from bench.files.records import Row
+from bench.files.store import read_submission
+from bench.run.distributed import World
+from bench.run.engine import Request, execute, prepare
 from conftest import Quiet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +148,7 @@ def test_two_processes_cut_and_resumed_have_the_bits_of_uncut_ones(
 def test_what_several_processes_cannot_do_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.distributed.world", lambda: World(0, 3))
+    monkeypatch.setattr("bench.run.distributed.world", lambda: World(0, 3))
     monkeypatch.setattr("cases.crash.gpt2.case.world", lambda: World(0, 3))
     expected = "8 sequences a step do not divide among 3 processes in micro-batches of 4"
     with pytest.raises(UsageError, match=expected):
@@ -201,7 +201,7 @@ def test_a_process_of_several_ends_without_taking_the_interpreter_down(
 ) -> None:
     """DDP's threads outlive its group; at finalisation they now and then aborted a finished run."""
     program = (
-        "import atexit; from bench.distributed import end; "
+        "import atexit; from bench.run.distributed import end; "
         "atexit.register(print, 'at exit'); print('said'); end(3)"
     )
     world = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": str(processes)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.registry import load_backend
+from bench.run.registry import load_backend
 from cases.speed.attention import Params, SpeedAttention, operations
 
 TINY = {"batch": 1, "heads": 2, "kv_heads": 1, "tokens": 16, "head_dim": 16, "rounds": 3}

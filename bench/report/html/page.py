@@ -17,8 +17,8 @@ import jinja2
 
 from bench import SUITE_VERSION
 from bench.errors import UsageError
+from bench.files.store import write_text
 from bench.report.html.data import compress, gather
-from bench.store import write_text
 
 HERE = Path(__file__).resolve().parent
 VENDOR = HERE / "vendor"

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.config import explain
 from bench.errors import UsageError
-from bench.inputs import key_of
-from bench.records import Sha256, dumps
-from bench.store import write_bytes
+from bench.files.records import Sha256, dumps
+from bench.files.store import write_bytes
+from bench.measure.inputs import key_of
+from bench.run.config import explain
 
 MAX_HEADER = 4096  # bytes
 Offsets = NDArray[np.int64]
@@ -94,7 +94,7 @@ class ExplicitBatches:
 
 
 def words_from(key: int, start: int, count: int) -> NDArray[np.uint64]:
-    """Words `start` to `start + count − 1` of `bench.inputs.raw_words`, without those before."""
+    """Words `start` to `start + count − 1` of `bench.measure.inputs.raw_words`, without those before."""
     generator = np.random.Philox(key=key)
     generator.advance(start // 4)  # a step of the counter gives four words
     return generator.random_raw(start % 4 + count)[start % 4 :]

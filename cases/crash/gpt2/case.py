@@ -14,11 +14,11 @@ import torch
 from pydantic import Field, model_validator
 
 from backends.base import Backend, Kernel, Unsupported
-from bench.distributed import from_main, together, world
 from bench.errors import UsageError
-from bench.inputs import digest, tensor_bytes
-from bench.records import Sha256, dumps
-from bench.source import source_sha256
+from bench.files.records import Sha256, dumps
+from bench.files.source import source_sha256
+from bench.measure.inputs import digest, tensor_bytes
+from bench.run.distributed import from_main, together, world
 from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, Workspace
 from cases.crash.detector import outcome

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from bench.errors import UsageError
-from bench.records import dumps
-from bench.store import write_bytes
+from bench.files.records import dumps
+from bench.files.store import write_bytes
 
 CURRENT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 FRESH = f"{CURRENT}.new"  # whole, but not yet in its place

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.errors import UsageError
-from bench.store import write_text
+from bench.files.store import write_text
 from cases.crash.language import tokens
 
 BUNDLED = "bundled"  # the synthetic language of cases/crash/language.py

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backends.base import Kernel, Unsupported
-from bench.distributed import gather_numbers, together, world
+from bench.run.distributed import gather_numbers, together, world
 from cases.crash.detector import Detector
 from cases.crash.gpt2 import checkpoint
 from cases.crash.gpt2.batches import Batches, Offsets, chained, share

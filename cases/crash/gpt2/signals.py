@@ -96,7 +96,7 @@ def probe(
 
 def spectral_norms(weights: Tensor) -> Tensor:
     """‖W‖₂ of each matrix [N, R, C], FP32 [N], by matrix products alone, which an accelerator is made
-    for and an SVD is not (bench/speed/gpt2_tokens.py times both).
+    for and an SVD is not (bench/tools/benchmarks/gpt2_tokens.py times both).
 
     WᵀW to the power 2^SQUARINGS leaves the leading direction; its Rayleigh quotient is ‖W‖₂².
     """

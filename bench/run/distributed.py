@@ -1,0 +1,137 @@
+"""The processes of a `torchrun`: which one this is, and the little that they say to each other.
+
+Without torchrun there is one process, and everything here is free. One machine name, one result file:
+only rank 0 writes and prints.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from backends import BACKENDS
+from bench.errors import UsageError
+from bench.run.registry import unavailable_reason
+
+T = TypeVar("T")
+# Variables that make NCCL add in another order, hence other bits.
+ENVIRONMENT = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_MAX_NCHANNELS")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among those of the run."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Rank 0: the only one that writes and prints."""
+        return self.rank == 0
+
+
+def world() -> World:
+    """This process: torchrun says so in the environment, whether or not `join` was called yet."""
+    if not dist.is_torchelastic_launched():
+        return World()
+    return World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+
+
+def join() -> None:
+    """Meet the other processes of a torchrun and take this process's accelerator; else do nothing.
+
+    gloo for tensors on the host; nccl, hccl or what else PyTorch has for the accelerator.
+    """
+    if dist.is_initialized() or not dist.is_torchelastic_launched():
+        return
+    for name in BACKENDS:  # PyTorch knows some accelerators only once their package is loaded
+        unavailable_reason(name)
+    backend = "cpu:gloo"
+    if accelerator := torch.accelerator.current_accelerator(check_available=True):
+        local, count = int(os.environ["LOCAL_RANK"]), torch.accelerator.device_count()
+        if local >= count:
+            processes = os.environ["LOCAL_WORLD_SIZE"]
+            raise UsageError(
+                f"torchrun started {processes} processes on a machine with {count} "
+                f"{accelerator.type} devices; use --nproc-per-node {count}"
+            )
+        torch.accelerator.set_device_index(local)
+        backend += f",{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
+    dist.init_process_group(backend)
+
+
+def launcher() -> str:
+    """How this program was started, for a command to copy."""
+    if world().size == 1:
+        return "python"
+    return f"torchrun --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
+
+
+def leave() -> None:
+    """Part in order, so that nothing hangs or complains at exit."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def end(code: int) -> NoReturn:
+    """Exit with this code, in a torchrun without taking the interpreter down.
+
+    DistributedDataParallel keeps its group, and so gloo's threads, past `destroy_process_group` (torch 2.13).
+    A thread that asks for an interpreter on its way out now and then aborted a finished run.
+    """
+    if world().size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def facts() -> dict[str, Any]:
+    """Number of processes and the settings that change the order of their sums; for a result file."""
+    here = world()
+    if here.size == 1:
+        return {}
+    return {"processes": here.size, **{n: os.environ[n] for n in ENVIRONMENT if n in os.environ}}
+
+
+def from_main(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]
+
+
+def together(action: Callable[[], T]) -> T:
+    """Do `action` on every rank. If it is refused on any, it is refused on all, with the same line."""
+    result: T | None = None
+    refusal = ""
+    try:
+        result = action()
+    except UsageError as error:
+        refusal = str(error)
+    if dist.is_initialized():
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, refusal)
+        refusal = next((text for text in found if text), "")
+    if refusal:
+        raise UsageError(refusal)
+    return result  # type: ignore[return-value]
+
+
+def gather_numbers(values: Tensor) -> Tensor:
+    """[n] of every rank as [ranks, n], in rank order, on every rank."""
+    if not dist.is_initialized():
+        return values[None]
+    found = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, values)
+    return torch.stack(found)
