@@ -41,9 +41,10 @@ from bench.report.plot import figures
 from bench.report.render import text_table
 from bench.report.write import FORMATS, write_report
 from bench.run.catalog import catalog, catalog_text
-from bench.run.distributed import end, launcher, leave, world
+from bench.run.distributed import end, launcher, leave
 from bench.run.engine import Request, Run, execute, prepare
 from bench.run.plan import Unit
+from cases.processes import world
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Reproducibility benchmark for low-precision attention.")  # fmt: skip

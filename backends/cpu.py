@@ -51,9 +51,7 @@ class CpuBackend:
         return {**eager_kernels(), **cpu_sdpa_kernels()}
 
     def facts(self) -> MachineFacts:
-        from bench.run.machine import (
-            cpu_facts,  # the suite's host facts, shared with every submission
-        )
+        from backends.host import cpu_facts
 
         cpu = cpu_facts()
         accelerator = f"{cpu['model']}, {cpu['cores']} cores"

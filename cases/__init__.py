@@ -4,6 +4,17 @@ Adding a case: write `cases/<group>/<name>.py` with a class that follows `cases.
 its line here.
 """
 
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING
+
+from bench.errors import UsageError, nearest
+
+if TYPE_CHECKING:  # a case's module, and torch, are imported when its name is asked for
+    from cases.base import Case
+
 CASES: dict[str, str] = {
     "bias/bf16_addition": "cases.bias.bf16_addition:Bf16Addition",
     "bias/tie_break": "cases.bias.tie_break:TieBreak",
@@ -19,3 +30,13 @@ CASES: dict[str, str] = {
     "crash/gpt2": "cases.crash.gpt2.case:Gpt2",
     "speed/attention": "cases.speed.attention:SpeedAttention",
 }
+
+
+@cache
+def load_case(name: str) -> Case:
+    """The case registered as `name`; UsageError with the nearest name otherwise."""
+    if name not in CASES:
+        raise UsageError(f"unknown case '{name}'{nearest(name, CASES)}")
+    module, _, attribute = CASES[name].partition(":")
+    case: Case = getattr(importlib.import_module(module), attribute)()
+    return case

@@ -11,8 +11,8 @@ import pytest
 
 from backends import ABLATION_NAMES, BACKENDS, FIX_NAMES, KNOWN_KERNELS
 from backends.kernels.fixes import ABLATIONS, FIXES
-from bench.run.registry import load_backend, load_case
-from cases import CASES
+from bench.run.registry import load_backend
+from cases import CASES, load_case
 from cases.base import Case, documentation, question
 
 ROOT = Path(__file__).resolve().parent.parent

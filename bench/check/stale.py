@@ -7,8 +7,7 @@ cannot be checked any more by the code that made it, nor compared with a row of 
 from __future__ import annotations
 
 from bench.files.records import Row, Submission
-from bench.run.registry import load_case
-from cases import CASES
+from cases import CASES, load_case
 
 
 def is_stale(row: Row) -> bool:

@@ -26,15 +26,13 @@ from bench.check.stale import is_stale, stale_cases
 from bench.errors import UsageError
 from bench.files.load import submission_files
 from bench.files.privacy import personal
-from bench.files.records import Row, Submission, dumps, submission_text
+from bench.files.records import Row, Submission, dumps, slug_of, submission_text
 from bench.files.store import BadFile, read_submission, short
 from bench.measure.metrics import ratio
+from bench.measure.numerics import DTYPES
 from bench.run.config import parse_config, sha256_text
-from bench.run.engine import DTYPES
-from bench.run.machine import slug_of
 from bench.run.plan import make_plan
-from bench.run.registry import load_case
-from cases import CASES
+from cases import CASES, load_case
 
 MAX_WALL_S = 7 * 24 * 3600
 MAX_VALUES_A_FILE = 2**31  # random values: some minutes on one core

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictInt, WithJsonSchema
@@ -129,6 +130,13 @@ class Machine(Record):
     backends: Annotated[
         dict[Name, Facts], Field(max_length=4)
     ]  # accelerator, driver, determinism knobs … of each backend used
+
+
+def slug_of(backends: dict[str, Any]) -> str:
+    """Folder name of a machine: the accelerator's name, that of the CPU only where it is alone."""
+    names = [name for name in sorted(backends) if name != "cpu"] or sorted(backends)
+    accelerator = str(backends[names[0]].get("accelerator", "")) if names else ""
+    return re.sub(r"[^a-z0-9]+", "-", accelerator.lower()).strip("-")[:80] or "unknown"
 
 
 class Submission(Record):

@@ -36,6 +36,10 @@ FORMATS: dict[torch.dtype, Format] = {
     torch.float32: Format(23, -126, float(torch.finfo(torch.float32).max)),
 }
 
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in FORMATS
+}  # by their names in configs
+
 
 def round_float64(x: NDArray[np.float64], fmt: Format) -> NDArray[np.float64]:
     """Round float64 to the nearest value of `fmt`, ties to even; result as float64.

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from bench.files.load import Found
 from bench.files.records import Row
-from bench.run.registry import load_case
-from cases import CASES
+from cases import CASES, load_case
 from cases.base import Headline, question
 
 AWAITED = {

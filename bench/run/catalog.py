@@ -11,8 +11,8 @@ from backends import BACKENDS
 from bench.errors import UsageError
 from bench.run.config import read_config
 from bench.run.engine import offered_kernels
-from bench.run.registry import load_backend, load_case, unavailable_reason
-from cases import CASES
+from bench.run.registry import load_backend, unavailable_reason
+from cases import CASES, load_case
 from cases.base import question
 
 

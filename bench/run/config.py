@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError, explain, nearest
 from bench.files.records import Slug
 
 MAX_BRACKETS = 20  # open at once: PyYAML takes quadratic time over deeper ones
@@ -124,27 +124,6 @@ def _brackets(text: str) -> int:
     """How many [ and { are open at once, at most; those in comments and quotes count too."""
     steps = (1 if c in "[{" else -1 if c in "]}" else 0 for c in text)
     return max(itertools.accumulate(steps), default=0)
-
-
-def explain(error: ValidationError, *models: type[BaseModel]) -> str:
-    """The first problem of a validation error as `key path: problem (nearest name)`."""
-    first = error.errors(include_url=False)[0]
-    path = ""
-    for part in first["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    if first["type"] == "extra_forbidden":
-        known = {name for model in models for name in model.model_fields}
-        return f"{path}: unknown key{nearest(str(first['loc'][-1]), known)}"
-    if first["type"] == "value_error":  # raised by a model's own check, which names what is wrong
-        return f"{path}: {first['ctx']['error']}".removeprefix(": ")
-    message = first["msg"][0].lower() + first["msg"][1:]
-    got = "" if first["type"] == "missing" else f", got {_short(first['input'])}"
-    return f"{path}: {message}{got}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def sha256_text(text: str) -> str:

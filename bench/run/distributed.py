@@ -8,41 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from backends import BACKENDS
 from bench.errors import UsageError
 from bench.run.registry import unavailable_reason
+from cases.processes import world
 
-T = TypeVar("T")
 # Variables that make NCCL add in another order, hence other bits.
 ENVIRONMENT = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_MAX_NCHANNELS")
-
-
-@dataclass(frozen=True)
-class World:
-    """This process among those of the run."""
-
-    rank: int = 0
-    size: int = 1
-
-    @property
-    def is_main(self) -> bool:
-        """Rank 0: the only one that writes and prints."""
-        return self.rank == 0
-
-
-def world() -> World:
-    """This process: torchrun says so in the environment, whether or not `join` was called yet."""
-    if not dist.is_torchelastic_launched():
-        return World()
-    return World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 
 
 def join() -> None:
@@ -100,38 +77,3 @@ def facts() -> dict[str, Any]:
     if here.size == 1:
         return {}
     return {"processes": here.size, **{n: os.environ[n] for n in ENVIRONMENT if n in os.environ}}
-
-
-def from_main(value: T) -> T:
-    """Rank 0's value, on every rank."""
-    if not dist.is_initialized():
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-    return box[0]
-
-
-def together(action: Callable[[], T]) -> T:
-    """Do `action` on every rank. If it is refused on any, it is refused on all, with the same line."""
-    result: T | None = None
-    refusal = ""
-    try:
-        result = action()
-    except UsageError as error:
-        refusal = str(error)
-    if dist.is_initialized():
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, refusal)
-        refusal = next((text for text in found if text), "")
-    if refusal:
-        raise UsageError(refusal)
-    return result  # type: ignore[return-value]
-
-
-def gather_numbers(values: Tensor) -> Tensor:
-    """[n] of every rank as [ranks, n], in rank order, on every rank."""
-    if not dist.is_initialized():
-        return values[None]
-    found = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, values)
-    return torch.stack(found)

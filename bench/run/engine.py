@@ -17,12 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from pydantic import ValidationError
 
 from backends import BACKENDS
 from backends.base import Backend, Kernel, Unsupported
-from bench.errors import UsageError
+from bench.errors import UsageError, explain
 from bench.files.privacy import personal, scrub
 from bench.files.records import (
     KEY_FIELDS,
@@ -47,17 +46,18 @@ from bench.files.store import (
     set_aside,
     write_text,
 )
+from bench.measure.numerics import DTYPES
 from bench.run import distributed
-from bench.run.config import Config, explain, read_config, sha256_text
+from bench.run.config import Config, read_config, sha256_text
 from bench.run.machine import describe_machine, volatile_facts
 from bench.run.plan import Unit, filter_units, make_plan
-from bench.run.registry import load_backend, load_case, unavailable_reason
+from bench.run.registry import load_backend, unavailable_reason
 from bench.run.side_by_side import may_share, measure_side_by_side
+from cases import load_case, processes
 from cases.algorithms import strict
 from cases.base import Case, LongCase, Measurement, Workspace
 
 VOLATILE_EVERY_S = 30
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def prepare(request: Request) -> Run:
         units = filter_units(
             plan, request.backend, request.kernel, request.case, request.only, request.unit
         )
-        distributed.together(lambda: _check_long(units))
+        processes.together(lambda: _check_long(units))
     except UsageError as error:
         raise UsageError(f"{request.config}: {error}") from error
     used = {unit.backend for unit in plan}
@@ -145,7 +145,7 @@ def prepare(request: Request) -> Run:
 
 def execute(run: Run, request: Request, watcher: Watcher) -> None:
     """Measure what is left of `run`, writing the file after every unit."""
-    if not distributed.world().is_main:
+    if not processes.world().is_main:
         _follow(run)
         return
     prepare_directory(run.path.parent)
@@ -155,7 +155,7 @@ def execute(run: Run, request: Request, watcher: Watcher) -> None:
         writer = _Writer(run)
         writer.write()
         todo = run.todo
-        distributed.from_main([unit.key for unit in todo])
+        processes.from_main([unit.key for unit in todo])
         if request.jobs > 1:
             shared, todo = [u for u in todo if may_share(u)], [u for u in todo if not may_share(u)]
             _execute_side_by_side(run, shared, request.jobs, writer, watcher)
@@ -170,7 +170,7 @@ def execute(run: Run, request: Request, watcher: Watcher) -> None:
             if row.status == "ok":
                 _retire(run, folder)
             watcher.finished(unit, row)
-            if row.status == "error" and distributed.world().size > 1:
+            if row.status == "error" and processes.world().size > 1:
                 run.notes.append("stopped at a failed unit: the processes are no longer in step")
                 break
 
@@ -209,7 +209,7 @@ def _follow(run: Run) -> None:
 
     A unit that fails here alone ends this process, and torchrun then ends the others.
     """
-    keys = distributed.from_main([""])
+    keys = processes.from_main([""])
     by_name = {backend.name: backend for backend in run.backends}
     by_key = {unit.key: unit for unit in run.plan}
     for unit in (by_key[key] for key in keys):
@@ -217,7 +217,7 @@ def _follow(run: Run) -> None:
         workspace = Workspace(run.work_folder(unit), lambda text: None)
         row = run_unit(unit, backend.kernels()[unit.kernel], backend, workspace)
         if row.status == "error":
-            raise RuntimeError(f"rank {distributed.world().rank}: {unit.kernel}: {row.reason}")
+            raise RuntimeError(f"rank {processes.world().rank}: {unit.kernel}: {row.reason}")
 
 
 def measure_by_name(unit: Unit) -> Row:
@@ -314,7 +314,7 @@ def _check_options(plan: Sequence[Unit], backends: Sequence[Backend]) -> None:
 
 def _check_long(units: Sequence[Unit]) -> None:
     """Let long cases refuse bad input before anything runs, and torchrun what has no use for it."""
-    several = distributed.world().size > 1
+    several = processes.world().size > 1
     for unit in units:
         case = load_case(unit.case)
         if isinstance(case, LongCase):

@@ -15,10 +15,10 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from backends import KNOWN_KERNELS
-from bench.errors import UsageError, nearest
+from bench.errors import UsageError, explain, nearest
 from bench.files.records import MAX_ROWS, DTypeName, Offered, Scalar, row_key, unit_id
-from bench.run.config import CaseEntry, Config, explain
-from bench.run.registry import load_case
+from bench.run.config import CaseEntry, Config
+from cases import load_case
 
 MAX_UNITS = MAX_ROWS
 MAX_VALUES = 2**27  # random values of one unit: anyone must be able to make the inputs again

@@ -8,18 +8,6 @@ from functools import cache
 from backends import BACKENDS
 from backends.base import Backend
 from bench.errors import UsageError, nearest
-from cases import CASES
-from cases.base import Case
-
-
-@cache
-def load_case(name: str) -> Case:
-    """The case registered as `name`; UsageError with the nearest name otherwise."""
-    if name not in CASES:
-        raise UsageError(f"unknown case '{name}'{nearest(name, CASES)}")
-    module, _, attribute = CASES[name].partition(":")
-    case: Case = getattr(importlib.import_module(module), attribute)()
-    return case
 
 
 def unavailable_reason(name: str) -> str | None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from bench.files.records import Row
 from bench.run.plan import Unit
-from bench.run.registry import load_case
+from cases import load_case
 from cases.base import LongCase
 
 Measure = Callable[[Unit], Row]

@@ -15,8 +15,7 @@ from torch import Tensor
 from backends.base import Forward, Kernel, KernelOptions
 from backends.cpu import CpuBackend
 from bench.measure.inputs import digest
-from bench.run.registry import load_case
-from cases import CASES
+from cases import CASES, load_case
 from cases.base import BiasParams, Case, CaseParams, Measurement, bias_verdict
 from cases.bias.bf16_addition import table_mismatches
 from cases.bias.low_rank import step_gradients

@@ -19,7 +19,7 @@ from backends.cpu import CpuBackend
 from backends.kernels import eager_ladder as ladder
 from bench.measure.inputs import Inputs, key_of, normal, tensor_bytes
 from bench.measure.numerics import philox_words, round_mantissa
-from bench.run.registry import load_case
+from cases import load_case
 from cases.base import Measurement, forward_backward
 from cases.bias.leak import PROBE_KEY
 from cases.crash.detector import MARGIN, PATIENCE, Detector, detect

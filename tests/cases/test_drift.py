@@ -18,7 +18,7 @@ from backends.base import Forward, Kernel, KernelOptions
 from backends.cpu import CpuBackend
 from bench.measure.inputs import Inputs, key_of, signs
 from bench.measure.reference import attention_reference
-from bench.run.registry import load_case
+from cases import load_case
 from cases.base import Measurement
 from cases.bias.leak import PROBE_KEY
 from cases.crash.drift import (

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from backends.base import Kernel, Unsupported
 from backends.cpu import CpuBackend
 from bench.errors import UsageError
-from bench.run.registry import load_case
+from cases import load_case
 from cases.base import Measurement, Workspace
 from cases.crash.gpt2 import loop
 from cases.crash.gpt2.batches import (

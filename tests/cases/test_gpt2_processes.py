@@ -15,8 +15,8 @@ from bench.check.validate import validate_file
 from bench.errors import UsageError
 from bench.files.records import Row
 from bench.files.store import read_submission
-from bench.run.distributed import World
 from bench.run.engine import Request, execute, prepare
+from cases.processes import World
 from conftest import Quiet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +148,7 @@ def test_two_processes_cut_and_resumed_have_the_bits_of_uncut_ones(
 def test_what_several_processes_cannot_do_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.run.distributed.world", lambda: World(0, 3))
+    monkeypatch.setattr("cases.processes.world", lambda: World(0, 3))
     monkeypatch.setattr("cases.crash.gpt2.case.world", lambda: World(0, 3))
     expected = "8 sequences a step do not divide among 3 processes in micro-batches of 4"
     with pytest.raises(UsageError, match=expected):

@@ -22,7 +22,8 @@ from bench.measure.inputs import Inputs, key_of, normal, stack_seeds
 from bench.measure.metrics import input_metrics, output_metrics
 from bench.measure.numerics import FORMATS, philox_words, round_float64, round_mantissa
 from bench.measure.reference import Reference, attention_reference
-from bench.run.registry import load_backend, load_case
+from bench.run.registry import load_backend
+from cases import load_case
 from cases.base import forward_backward
 
 Benchmark = Callable[..., Any]

@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bench.errors import UsageError
+from bench.errors import UsageError, explain
 from bench.files.records import Sha256, dumps
 from bench.files.store import write_bytes
 from bench.measure.inputs import key_of
-from bench.run.config import explain
 
 MAX_HEADER = 4096  # bytes
 Offsets = NDArray[np.int64]

@@ -18,7 +18,6 @@ from bench.errors import UsageError
 from bench.files.records import Sha256, dumps
 from bench.files.source import source_sha256
 from bench.measure.inputs import digest, tensor_bytes
-from bench.run.distributed import from_main, together, world
 from cases.algorithms import algorithms
 from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, Workspace
 from cases.crash.detector import outcome
@@ -37,6 +36,7 @@ from cases.crash.gpt2.optimizer import Recipe
 from cases.crash.ladder import Ladder
 from cases.crash.model import GPT, Size, initial_weights
 from cases.crash.train import one_thread
+from cases.processes import from_main, together, world
 
 MAX_LOGS = 499  # points of a curve in a result file
 MANY_WEIGHTS = 10_000_000  # beyond this, making them takes seconds and is said

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backends.base import Kernel, Unsupported
-from bench.run.distributed import gather_numbers, together, world
 from cases.crash.detector import Detector
 from cases.crash.gpt2 import checkpoint
 from cases.crash.gpt2.batches import Batches, Offsets, chained, share
@@ -33,6 +32,7 @@ from cases.crash.gpt2.progress import Progress
 from cases.crash.gpt2.signals import probe, weight_norms
 from cases.crash.model import GPT
 from cases.crash.signals import reseeded
+from cases.processes import gather_numbers, together, world
 
 NO_BATCHES = "0" * 64  # what the chain of batch digests begins with
 

@@ -35,7 +35,7 @@ from bench.files.store import BadFile, read_submission
 from bench.run.config import parse_config
 from bench.run.engine import Request, execute, prepare
 from bench.run.plan import make_plan
-from bench.run.registry import load_case
+from cases import load_case
 from conftest import TINY, Quiet, RunIt
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))

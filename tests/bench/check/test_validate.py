@@ -12,7 +12,7 @@ import pytest
 from bench.check.validate import taken_on_trust, validate_file, validate_path
 from bench.files.records import Submission, submission_text
 from bench.files.store import read_submission
-from bench.run.registry import load_case
+from cases import load_case
 from conftest import RunIt, committed_results
 
 ROOT = Path(__file__).resolve().parents[3]

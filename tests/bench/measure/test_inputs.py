@@ -25,8 +25,7 @@ from bench.measure.inputs import (
     to_storage,
     uniform,
 )
-from bench.run.registry import load_case
-from cases import CASES
+from cases import CASES, load_case
 
 # Digest of each case's inputs at its default parameters, two seeds. A change here means that old
 # results can no longer be compared with new ones: raise the case's version, never edit silently.

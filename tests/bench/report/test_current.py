@@ -17,7 +17,7 @@ from bench.files.store import read_submission
 from bench.report.answers import NOT_MEASURED, answer_table
 from bench.report.current import CURRENT, OLDER, STALE, Entry, current, states
 from bench.report.write import write_report
-from bench.run.registry import load_case
+from cases import load_case
 from conftest import RunIt
 
 

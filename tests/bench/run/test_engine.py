@@ -24,8 +24,9 @@ from bench.files.store import read_submission
 from bench.run import engine
 from bench.run.engine import Request, Run, execute, prepare, run_unit, thin
 from bench.run.plan import Unit
-from bench.run.registry import load_backend, load_case
+from bench.run.registry import load_backend
 from bench.run.side_by_side import may_share
+from cases import load_case
 from cases.base import Measurement
 from conftest import TINY, Quiet, RunIt
 
