@@ -21,7 +21,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
-)  # fmt: skip
+)
 
 from bench.check.contribute import check_contribution, contribution
 from bench.check.validate import taken_on_trust, validate_path
@@ -46,8 +46,12 @@ from bench.run.engine import Request, Run, execute, prepare
 from bench.run.plan import Unit
 from cases.processes import world
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-                  help="Reproducibility benchmark for low-precision attention.")  # fmt: skip
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Reproducibility benchmark for low-precision attention.",
+)
 messages = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
@@ -66,10 +70,16 @@ class ProgressBar:
     def __init__(self, run: Run):
         self.total, self.done = len(run.todo), 0
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(),
-            console=messages, disable=not messages.is_terminal, transient=True,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=messages,
+            disable=not messages.is_terminal,
+            transient=True,
+        )
         self.task = self.bar.add_task("", total=self.total)
 
     def started(self, unit: Unit) -> None:
@@ -95,17 +105,13 @@ def run(
     backend: Glob = None,
     kernel: Glob = None,
     case: Glob = None,
-    unit: Annotated[
-        str | None, typer.Option(help="Only the unit of this id (the page shows it).")
-    ] = None,
+    unit: Annotated[str | None, typer.Option(help="Only the unit of this id (the page shows it).")] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="key=value of a parameter or option; repeatable.")
     ] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is already in the file.")] = False,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Units side by side.")] = 1,
-    contribute: Annotated[
-        bool, typer.Option(help="End with the commands of a pull request.")
-    ] = False,
+    contribute: Annotated[bool, typer.Option(help="End with the commands of a pull request.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Print the plan and stop.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -183,9 +189,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Tables over result files: for a terminal, a paper, a browser, a spreadsheet."""
-    text, problems = write_report(
-        "json" if as_json else format, paths or [Path("results")], output, links
-    )
+    text, problems = write_report("json" if as_json else format, paths or [Path("results")], output, links)
     for problem in problems:
         say(f"left out: {problem}")
     if text is None:

@@ -20,17 +20,28 @@ BACKENDS: dict[str, str] = {
 # Every kernel name of every backend, so that a config can be checked on a machine that lacks some:
 # `triton/*` is no mistake on a laptop, `tritn/*` is one everywhere.
 FIX_NAMES = (
-    "stock", "stabilized", "consistent_l", "stabilized+consistent_l", "delta_fp32", "delta_dp",
-    "stochastic", "shift_const",
-)  # fmt: skip
-ABLATION_NAMES = (
-    "o_fp32", "delta_rounded", "stochastic_independent", "delta_flipped", "delta_error_flipped",
-)  # fmt: skip
+    "stock",
+    "stabilized",
+    "consistent_l",
+    "stabilized+consistent_l",
+    "delta_fp32",
+    "delta_dp",
+    "stochastic",
+    "shift_const",
+)
+ABLATION_NAMES = ("o_fp32", "delta_rounded", "stochastic_independent", "delta_flipped", "delta_error_flipped")
 OURS = ("eager-stored", "eager-fused", "triton", "composite")
 CLOSED = (
-    "sdpa-math", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "flex",
-    "flash-attn-2", "flash-attn-3", "flash-attn-4", "npu-fusion",
-)  # fmt: skip
+    "sdpa-math",
+    "sdpa-flash",
+    "sdpa-cudnn",
+    "sdpa-efficient",
+    "flex",
+    "flash-attn-2",
+    "flash-attn-3",
+    "flash-attn-4",
+    "npu-fusion",
+)
 KNOWN_KERNELS = (
     *(f"{implementation}/{fix}" for implementation in OURS for fix in FIX_NAMES),
     *(f"eager-ladder/{fix}" for fix in FIX_NAMES + ABLATION_NAMES),

@@ -33,14 +33,19 @@ FLUSH_BYTES = 512 * 2**20  # more than twice the L2 cache (192 MB)
 WARM_UP = 3
 # Set, unless the user has set them, before torch_npu is loaded.
 DETERMINISTIC_ENVIRONMENT = {
-    "HCCL_DETERMINISTIC": "true", "LCCL_DETERMINISTIC": "1",
-    "ATB_MATMUL_SHUFFLE_K_ENABLE": "0", "ATB_LLM_LCOC_ENABLE": "0", "CLOSE_MATMUL_K_SHIFT": "1",
-}  # fmt: skip
+    "HCCL_DETERMINISTIC": "true",
+    "LCCL_DETERMINISTIC": "1",
+    "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
+    "ATB_LLM_LCOC_ENABLE": "0",
+    "CLOSE_MATMUL_K_SHIFT": "1",
+}
 # Recorded besides: they decide how operators are queued, and what becomes of overflows.
 ENVIRONMENT = (
-    "ASCEND_LAUNCH_BLOCKING", "TASK_QUEUE_ENABLE", "INF_NAN_MODE_ENABLE",
+    "ASCEND_LAUNCH_BLOCKING",
+    "TASK_QUEUE_ENABLE",
+    "INF_NAN_MODE_ENABLE",
     "INF_NAN_MODE_FORCE_DISABLE",
-)  # fmt: skip
+)
 DRIVER_VERSION = Path("/usr/local/Ascend/driver/version.info")
 
 

@@ -19,10 +19,16 @@ from backends.kernels.sdpa import cpu_sdpa_kernels
 
 # Variables that make the libraries below choose other code, hence other bits.
 ENVIRONMENT = (
-    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "KMP_DETERMINISTIC_REDUCTION",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "KMP_DETERMINISTIC_REDUCTION",
     "ATEN_CPU_CAPABILITY",
-)  # fmt: skip
+)
 
 
 def unavailable_reason() -> str | None:

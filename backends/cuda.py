@@ -22,9 +22,7 @@ from backends.kernels.sdpa import cuda_sdpa_kernels
 
 MIN_CAPABILITY = (8, 0)
 FLUSH_BYTES = 256 * 2**20  # several times the largest L2 cache (60 MB on an H200)
-HOLD_CYCLES = (
-    4_000_000  # about 2 ms: longer than the host needs to queue a forward and backward pass
-)
+HOLD_CYCLES = 4_000_000  # about 2 ms: longer than the host needs to queue a forward and backward pass
 WARM_UP = 3
 
 
@@ -96,10 +94,11 @@ class CudaBackend:
         enabled = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         before = (
-            matmul.allow_tf32, cudnn.allow_tf32,
+            matmul.allow_tf32,
+            cudnn.allow_tf32,
             matmul.allow_bf16_reduced_precision_reduction,
             matmul.allow_fp16_reduced_precision_reduction,
-        )  # fmt: skip
+        )
         torch.use_deterministic_algorithms(True, warn_only=True)
         _set_precision(False, False, False, False)
         try:
@@ -163,9 +162,12 @@ def _all_kernels() -> dict[str, Kernel]:
     from backends.kernels.triton_kernels import triton_kernels
 
     return {
-        **triton_kernels(), **cuda_sdpa_kernels(), **flex_kernels(), **flash_attn_kernels(),
+        **triton_kernels(),
+        **cuda_sdpa_kernels(),
+        **flex_kernels(),
+        **flash_attn_kernels(),
         **eager_kernels(),
-    }  # fmt: skip
+    }
 
 
 def _nvidia_smi(uuid: str) -> dict[str, str]:

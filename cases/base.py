@@ -127,9 +127,14 @@ class LongCase(Case, Protocol):
         """Refuse bad input that can be seen at once. Raises UsageError."""
 
     def run_in(
-        self, workspace: Workspace, kernel: Kernel, backend: Backend, params: CaseParams,
-        dtype: torch.dtype, seeds: int,
-    ) -> Measurement:  # fmt: skip
+        self,
+        workspace: Workspace,
+        kernel: Kernel,
+        backend: Backend,
+        params: CaseParams,
+        dtype: torch.dtype,
+        seeds: int,
+    ) -> Measurement:
         """As `run`, going on from what an earlier, cut run left in the workspace."""
 
 
@@ -145,9 +150,7 @@ class BaseCase:
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         raise NotImplementedError(f"{type(self).__name__}.inputs")
 
-    def problem(
-        self, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> tuple[Inputs, Reference]:
+    def problem(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> tuple[Inputs, Reference]:
         """Inputs of all seeds, [seeds·B, H, T, D], and their reference; shared between kernels."""
         return _problem(self, params, dtype, seeds)
 
@@ -182,17 +185,13 @@ class BaseCase:
 
 
 @lru_cache(maxsize=2)
-def _inputs(
-    case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int
-) -> tuple[Inputs, str]:
+def _inputs(case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int) -> tuple[Inputs, str]:
     stacked = stack_seeds([case.inputs(params, dtype, seed) for seed in range(seeds)])
     return stacked, stacked.digest()
 
 
 @lru_cache(maxsize=1)
-def _problem(
-    case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int
-) -> tuple[Inputs, Reference]:
+def _problem(case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int) -> tuple[Inputs, Reference]:
     inputs, _ = _inputs(case, params, dtype, seeds)
     return inputs, attention_reference(inputs)
 

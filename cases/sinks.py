@@ -18,9 +18,7 @@ HEAD_DIM = 64
 SINK = 4.0  # the sink keys' channel 1
 
 
-def value_signs(
-    stream: str, seed: int, value_sign: ValueSign, shape: tuple[int, ...]
-) -> Float64Array:
+def value_signs(stream: str, seed: int, value_sign: ValueSign, shape: tuple[int, ...]) -> Float64Array:
     """s = ±1 per (batch, dim) for `mixed`, else one sign everywhere."""
     if value_sign == "mixed":
         return signs(key_of(stream, seed, "sign"), shape)

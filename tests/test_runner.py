@@ -50,9 +50,7 @@ def test_json_is_one_document_on_stdout(tiny_config: Path, tmp_path: Path) -> No
     results = tmp_path / "results"
     ran = json.loads(runner("run", tiny_config, "--results", results, "--json").stdout)
     assert len(ran["rows"]) == 9
-    planned = json.loads(
-        runner("run", tiny_config, "--results", results, "--dry-run", "--json").stdout
-    )
+    planned = json.loads(runner("run", tiny_config, "--results", results, "--dry-run", "--json").stdout)
     assert len(planned["units"]) == 9
     listed = json.loads(runner("list", "--json").stdout)
     assert {c["name"] for c in listed["cases"]} >= {"bias/tie_break", "bias/leak"}
@@ -94,7 +92,7 @@ def test_list_shows_everything() -> None:
         (["report", "results", "--format", "pdf"], "allowed: text, markdown, paper, csv, json"),
         (["compare", "README.md", "README.md"], "README.md: not JSON"),
     ],
-)  # fmt: skip
+)
 def test_bad_usage_is_one_line_and_exit_code_2(arguments: list[str], expected: str) -> None:
     done = runner(*arguments)
     assert done.returncode == 2, done.stderr
@@ -120,9 +118,7 @@ def test_an_invalid_file_gives_exit_code_1(tmp_path: Path) -> None:
 
 
 def test_the_command_to_resume_asks_for_the_same_again() -> None:
-    asked = Request(
-        Path("my configs/a.yaml"), Path("r s"), kernel="eager-*", only=["values=a b"], jobs=2
-    )
+    asked = Request(Path("my configs/a.yaml"), Path("r s"), kernel="eager-*", only=["values=a b"], jobs=2)
     line = resume_command(asked, contribute=True)
     assert line == (
         "python runner.py run 'my configs/a.yaml' --results 'r s' --jobs 2 --kernel 'eager-*' "
@@ -134,12 +130,17 @@ def test_the_command_to_resume_asks_for_the_same_again() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_a_good_file_and_says_how_to_resume(tmp_path: Path, number: int) -> None:
     config = tmp_path / "slow.yaml"
-    config.write_text("version: 1\nname: slow\nseeds: 16\ncases:\n  - case: bias/tie_break\n"
-                      "    params: {repeats: [1, 2, 3], gap: [6, 7, 8, 9, 10, 11, 12]}\n")  # fmt: skip
+    config.write_text(
+        "version: 1\nname: slow\nseeds: 16\ncases:\n  - case: bias/tie_break\n"
+        "    params: {repeats: [1, 2, 3], gap: [6, 7, 8, 9, 10, 11, 12]}\n"
+    )
     process = subprocess.Popen(
         [sys.executable, "runner.py", "run", str(config), "--results", str(tmp_path)],
-        cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
     deadline = time.monotonic() + 60
     while not list(tmp_path.rglob("slow.json")) and time.monotonic() < deadline:
         time.sleep(0.05)

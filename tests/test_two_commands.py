@@ -12,9 +12,7 @@ import pytest
 from conftest import ROOT, committed_results
 
 # The reader of results/ that a first run used to break.
-READERS = (
-    "tests/bench/report/test_page.py::test_a_row_opens_with_its_file_and_the_command_that_repeats_it",
-)
+READERS = ("tests/bench/report/test_page.py::test_a_row_opens_with_its_file_and_the_command_that_repeats_it",)
 
 
 @pytest.fixture
@@ -43,6 +41,8 @@ def test_a_first_run_changes_no_test(checkout: Path) -> None:
     (folder / "quick.json").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *READERS],
-        cwd=checkout, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -56,9 +56,7 @@ class CompositeKernel:
         """o [B, Hq, T, D], m and ℓ [B, Hq, T], the residual of O (empty if none); differentiable in o."""
         check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
         x = self.options
-        return forward_op(
-            q, k, v, causal, default_scale(q, scale), self.fix, x.tile, x.beta, x.tol, x.seed
-        )
+        return forward_op(q, k, v, causal, default_scale(q, scale), self.fix, x.tile, x.beta, x.tol, x.seed)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None

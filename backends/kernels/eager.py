@@ -115,9 +115,15 @@ class _Scores:
     """S of one key tile at a time, masked; the same values in the forward and backward pass."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, causal: bool, scale: float, mask: Tensor | None,
-        spec: Spec, storage: Storage,
-    ):  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        causal: bool,
+        scale: float,
+        mask: Tensor | None,
+        spec: Spec,
+        storage: Storage,
+    ):
         groups = q.shape[1] // k.shape[1]
         allowed = _allowed(q, k.shape[2], causal, mask)
         self.allowed = None if allowed is None else allowed.repeat(groups, 1)
@@ -132,9 +138,8 @@ class _Scores:
 
 
 def eager_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, spec: Spec,
-    mask: Tensor | None = None,
-) -> EagerForward:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, spec: Spec, mask: Tensor | None = None
+) -> EagerForward:
     """Forward pass over key tiles. `mask` [T, S] bool, True = takes part (for tests of masked rows)."""
     storage = Storage(spec, q.dtype)
     stored, fused, fix = spec.policy == "stored", spec.policy == "fused", spec.fix
@@ -190,9 +195,16 @@ def eager_forward(
 
 
 def eager_backward(
-    q: Tensor, k: Tensor, v: Tensor, saved: Saved, do: Tensor,
-    causal: bool, scale: float, spec: Spec, mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    saved: Saved,
+    do: Tensor,
+    causal: bool,
+    scale: float,
+    spec: Spec,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """dq [B, Hq, T, D], dk and dv [B, Hkv, S, D] in the input dtype."""
     storage = Storage(spec, q.dtype)
     scores = _Scores(q, k, causal, scale, mask, spec, storage)
@@ -229,9 +241,7 @@ class EagerAttention(torch.autograd.Function):
     """Joins the two passes; saves q, k, v, O, LSE (and the residual), as flash attention does."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, spec: Spec
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, spec: Spec) -> Tensor:
         result = eager_forward(q, k, v, causal, scale, spec)
         ctx.save_for_backward(q, k, v, result.o, result.lse, result.residual)
         ctx.call = (causal, scale, spec)

@@ -98,9 +98,14 @@ def _delta(do: Tensor, o: Tensor, residual: Tensor | None) -> Tensor:
 
 
 def _gradients(
-    s: Tensor, dp: Tensor, lse: Tensor, delta: Tensor | None, scale: float,
-    allowed: Tensor | None, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    s: Tensor,
+    dp: Tensor,
+    lse: Tensor,
+    delta: Tensor | None,
+    scale: float,
+    allowed: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
     """P and dS as the products take them, [B, Hkv, G·T, S]; without δ it is rowsum(dP∘P)."""
     p = torch.exp(_masked_scores(s, scale, allowed) - lse.masked_fill(lse == _MASKED, torch.inf))
     if delta is None:
@@ -164,9 +169,7 @@ def _allowed(q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
     return triangle.repeat(groups, 1)
 
 
-def ladder_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, spec: Spec
-) -> LadderForward:
+def ladder_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, spec: Spec) -> LadderForward:
     """q [B, Hq, T, D], k and v [B, Hkv, S, D]."""
     storage, parts = Storage(spec, q.dtype), _parts(spec)
     s = product(_fold(q, k.shape[1]), k.mT)  # [B, Hkv, G·T, S]
@@ -174,15 +177,19 @@ def ladder_forward(
     acc = product(w.p_cast, v)  # Ō [B, Hkv, G·T, D]
     pure_acc = None if w.p is None else product(w.p, v.float())
     o, residual = parts.output(acc, pure_acc, w, storage)
-    return LadderForward(
-        o.reshape(q.shape[:3] + v.shape[-1:]), w.lse.reshape(q.shape[:3]), residual
-    )
+    return LadderForward(o.reshape(q.shape[:3] + v.shape[-1:]), w.lse.reshape(q.shape[:3]), residual)
 
 
 def ladder_backward(
-    q: Tensor, k: Tensor, v: Tensor, forward: LadderForward, do: Tensor,
-    causal: bool, scale: float, spec: Spec,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    forward: LadderForward,
+    do: Tensor,
+    causal: bool,
+    scale: float,
+    spec: Spec,
+) -> tuple[Tensor, Tensor, Tensor]:
     """dq [B, Hq, T, D], dk and dv [B, Hkv, S, D] in the input dtype."""
     parts, kv_heads = _parts(spec), k.shape[1]
     queries, grad, o = (_fold(x, kv_heads) for x in (q, do, forward.o))
@@ -200,9 +207,7 @@ class LadderAttention(torch.autograd.Function):
     """Joins the two passes; saves q, k, v, O, LSE (and the residual), as flash attention does."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, spec: Spec
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, spec: Spec) -> Tensor:
         result = ladder_forward(q, k, v, causal, scale, spec)
         ctx.save_for_backward(q, k, v, result.o, result.lse, result.residual)
         ctx.call = (causal, scale, spec)

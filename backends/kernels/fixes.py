@@ -40,9 +40,7 @@ class Fix:
     name: str
     shift: Literal["row_max", "repeated", "const"] = "row_max"
     normalizer: Literal["exact_p", "cast_p"] = "exact_p"
-    delta: Literal["stored_o", "residual", "dp", "rounded", "redrawn", "flipped", "mirrored"] = (
-        "stored_o"
-    )
+    delta: Literal["stored_o", "residual", "dp", "rounded", "redrawn", "flipped", "mirrored"] = "stored_o"
     stochastic: bool = False
     output: Literal["rounded", "unrounded"] = "rounded"
 

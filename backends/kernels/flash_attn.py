@@ -55,9 +55,7 @@ class FlashAttnKernel(ClosedKernel):
         function = self._function()
         check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
         if causal and q.shape[2] != k.shape[2]:
-            raise Unsupported(
-                "causal with another number of queries than keys: aligned bottom-right"
-            )
+            raise Unsupported("causal with another number of queries than keys: aligned bottom-right")
         arguments: dict[str, Any] = {"softmax_scale": scale, "causal": causal}
         if self.generation != "4":
             arguments["deterministic"] = True

@@ -63,9 +63,15 @@ class FlexKernel(ClosedKernel):
         grad = torch.is_grad_enabled() and q.requires_grad
         variant = (q.shape, k.shape, q.dtype, causal, scale, return_lse, grad)
         return _compiled(variant)(
-            q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped, return_lse=return_lse,
+            q,
+            k,
+            v,
+            block_mask=mask,
+            scale=scale,
+            enable_gqa=grouped,
+            return_lse=return_lse,
             kernel_options=KERNEL_OPTIONS,
-        )  # fmt: skip
+        )
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None

@@ -45,10 +45,18 @@ def causal_triangle(device: torch.device) -> Tensor:
 
 
 def forward_call(
-    q: Tensor, k: Tensor, v: Tensor, *, layout: Layout, causal: bool, scale: float,
-    sparse_mode: int = TOP_LEFT, mask: Tensor | None = None,
-    ends_q: Sequence[int] | None = None, ends_kv: Sequence[int] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: Layout,
+    causal: bool,
+    scale: float,
+    sparse_mode: int = TOP_LEFT,
+    mask: Tensor | None = None,
+    ends_q: Sequence[int] | None = None,
+    ends_kv: Sequence[int] | None = None,
+) -> dict[str, Any]:
     """Keyword arguments of `npu_fusion_attention`.
 
     Args:
@@ -62,21 +70,28 @@ def forward_call(
     if causal and mask is not None:
         raise ValueError("mask: not with causal, which has a mask of its own")
     if causal and sparse_mode not in (TOP_LEFT, BOTTOM_RIGHT):
-        raise ValueError(
-            f"sparse_mode: {sparse_mode}; allowed with causal: 2 (top-left), 3 (bottom-right)"
-        )
+        raise ValueError(f"sparse_mode: {sparse_mode}; allowed with causal: 2 (top-left), 3 (bottom-right)")
     return {
-        "query": q, "key": k, "value": v,
-        "head_num": q.shape[LAYOUTS[layout][1]], "input_layout": layout,
-        "pse": None, "padding_mask": None,
+        "query": q,
+        "key": k,
+        "value": v,
+        "head_num": q.shape[LAYOUTS[layout][1]],
+        "input_layout": layout,
+        "pse": None,
+        "padding_mask": None,
         "atten_mask": causal_triangle(q.device) if causal else mask,
-        "scale": float(scale), "keep_prob": 1.0,
-        "pre_tockens": NO_LIMIT, "next_tockens": NO_LIMIT,
-        "inner_precise": 0, "prefix": None,
+        "scale": float(scale),
+        "keep_prob": 1.0,
+        "pre_tockens": NO_LIMIT,
+        "next_tockens": NO_LIMIT,
+        "inner_precise": 0,
+        "prefix": None,
         "actual_seq_qlen": None if ends_q is None else list(ends_q),
         "actual_seq_kvlen": None if ends_kv is None else list(ends_kv),
-        "sparse_mode": sparse_mode if causal else 0, "gen_mask_parallel": True, "sync": False,
-    }  # fmt: skip
+        "sparse_mode": sparse_mode if causal else 0,
+        "gen_mask_parallel": True,
+        "sync": False,
+    }
 
 
 def gradient_call(
@@ -92,9 +107,16 @@ def gradient_call(
             raise ValueError(f"{name}: {x.dtype} {list(x.shape)}; expected float32, 8 values a row")
     call = {name: value for name, value in forward.items() if name != "scale"}
     return call | {
-        "scale_value": forward["scale"], "dy": do, "attention_in": o, "softmax_in": None,
-        "softmax_max": softmax_max, "softmax_sum": softmax_sum, "seed": 0, "offset": 0, "numels": 0,
-    }  # fmt: skip
+        "scale_value": forward["scale"],
+        "dy": do,
+        "attention_in": o,
+        "softmax_in": None,
+        "softmax_max": softmax_max,
+        "softmax_sum": softmax_sum,
+        "seed": 0,
+        "offset": 0,
+        "numels": 0,
+    }
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
@@ -142,8 +164,7 @@ def checked(schema: Any, call: dict[str, Any], version: str) -> dict[str, Any]:
     known = {argument.name for argument in schema.arguments}
     if missing := sorted(call.keys() - known):
         raise Unsupported(
-            f"torch_npu {version}: {schema.name} has no keyword {', '.join(missing)}; "
-            "2.6 to 2.14 have it"
+            f"torch_npu {version}: {schema.name} has no keyword {', '.join(missing)}; 2.6 to 2.14 have it"
         )
     _check_mask(call)
     return call

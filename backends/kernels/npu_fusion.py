@@ -76,9 +76,7 @@ class FusionOptions(KernelOptions):
     """How a problem is handed over. The function is the same whatever they are."""
 
     layout: Layout = "BNSD"
-    sparse_mode: Literal[2, 3] = (
-        2  # causal: anchored top-left or, for as many queries as keys, bottom-right
-    )
+    sparse_mode: Literal[2, 3] = 2  # causal: anchored top-left or, for as many queries as keys, bottom-right
 
 
 @dataclass(frozen=True)
@@ -104,9 +102,7 @@ class FusionKernel:
         batch, _, queries, _ = q.shape
         keys = k.shape[2]
         if causal and anchor == BOTTOM_RIGHT and queries != keys:
-            raise Unsupported(
-                "sparse_mode 3 aligns bottom-right: as many queries as keys are needed"
-            )
+            raise Unsupported("sparse_mode 3 aligns bottom-right: as many queries as keys are needed")
         ends = (
             [[n * (i + 1) for i in range(batch)] for n in (queries, keys)]
             if layout == "TND"
@@ -114,9 +110,13 @@ class FusionKernel:
         )
         call = forward_call(
             *(to_layout(x, layout) for x in (q, k, v)),
-            layout=layout, causal=causal, scale=default_scale(q, scale),
-            sparse_mode=anchor, ends_q=ends[0], ends_kv=ends[1],
-        )  # fmt: skip
+            layout=layout,
+            causal=causal,
+            scale=default_scale(q, scale),
+            sparse_mode=anchor,
+            ends_q=ends[0],
+            ends_kv=ends[1],
+        )
         o, row_max, row_sum = run_operator("npu_fusion_attention", call)[:3]
         m, total = (row_statistic(x, layout, batch) for x in (row_max, row_sum))
         return from_layout(o, layout, batch), m, total
@@ -153,9 +153,7 @@ class _VendorBackward(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, m, total = (x.contiguous() for x in ctx.saved_tensors)
         causal, scale = ctx.call
-        call = forward_call(
-            q, k, v, layout="BNSD", causal=causal, scale=scale, sparse_mode=TOP_LEFT
-        )
+        call = forward_call(q, k, v, layout="BNSD", causal=causal, scale=scale, sparse_mode=TOP_LEFT)
         m, total = (x[..., None].expand(*x.shape, STATISTICS).contiguous() for x in (m, total))
         call = gradient_call(call, do.contiguous(), o, m, total)
         # Four tensors in older versions, five in newer ones; the first three are the same.

@@ -47,9 +47,7 @@ class SdpaKernel(ClosedKernel):
         groups = q.shape[1] // k.shape[1]
         if groups > 1:  # explicit heads: the same arithmetic whether or not the kernel knows GQA
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        with warnings.catch_warnings(
-            record=True
-        ) as caught:  # PyTorch gives its reasons as warnings
+        with warnings.catch_warnings(record=True) as caught:  # PyTorch gives its reasons as warnings
             warnings.simplefilter("always")
             try:
                 with sdpa_kernel([self.backend]):
@@ -80,9 +78,7 @@ def cuda_sdpa_kernels() -> dict[str, SdpaKernel]:
     return _by_name(
         SdpaKernel(implementation="flash", backend=SDPBackend.FLASH_ATTENTION, dtypes=HALVES),
         SdpaKernel(implementation="cudnn", backend=SDPBackend.CUDNN_ATTENTION, dtypes=HALVES),
-        SdpaKernel(
-            implementation="efficient", backend=SDPBackend.EFFICIENT_ATTENTION, dtypes=FLOATS
-        ),
+        SdpaKernel(implementation="efficient", backend=SDPBackend.EFFICIENT_ATTENTION, dtypes=FLOATS),
         SdpaKernel(implementation="math", backend=SDPBackend.MATH, dtypes=FLOATS),
     )
 

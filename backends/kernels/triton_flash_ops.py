@@ -99,13 +99,9 @@ def check_inputs(
     if k.shape != v.shape:
         raise ValueError(f"v: shape {list(v.shape)}; expected k's, {list(k.shape)}")
     if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
-        raise ValueError(
-            f"k: shape {list(k.shape)}; expected q's batch and head_dim, q is {list(q.shape)}"
-        )
+        raise ValueError(f"k: shape {list(k.shape)}; expected q's batch and head_dim, q is {list(q.shape)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"k: {k.shape[1]} heads; q's {q.shape[1]} heads must be a multiple of them"
-        )
+        raise ValueError(f"k: {k.shape[1]} heads; q's {q.shape[1]} heads must be a multiple of them")
     if k.shape[2] == 0:
         raise ValueError("k: 0 tokens; at least 1 is needed, softmax over nothing is undefined")
     if not (math.isfinite(scale) and scale > 0):
@@ -350,9 +346,7 @@ def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, fix: str, beta: float, tol: float,
     seed: int, config: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _launch_forward(q, k, v, causal, scale, fix, beta, tol, seed, _config(config, q, fix))[
-        :3
-    ]
+    return _launch_forward(q, k, v, causal, scale, fix, beta, tol, seed, _config(config, q, fix))[:3]
 
 
 @_forward_op.register_fake

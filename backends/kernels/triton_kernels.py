@@ -32,9 +32,7 @@ class TritonOptions(KernelOptions):
     tol: Annotated[float, Field(ge=0, lt=0.1)] = 1e-3
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     block_n: Literal[0, 16, 32, 64, 128, 256] = 0  # keys a tile, forward
-    autotune: bool = (
-        False  # time many launch shapes first; for speed runs, where bits do not matter
-    )
+    autotune: bool = False  # time many launch shapes first; for speed runs, where bits do not matter
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,7 @@ class TritonKernel:
         from backends.kernels.triton_flash_ops import triton_attention_forward
 
         with torch.no_grad(), _too_large_is_unsupported():
-            return Forward(
-                *triton_attention_forward(q, k, v, causal=causal, scale=scale, **arguments)
-            )
+            return Forward(*triton_attention_forward(q, k, v, causal=causal, scale=scale, **arguments))
 
     def launch_facts(self) -> dict[str, Any]:
         """Launch shapes of the first call: they depend on head_dim, dtype and chip."""
@@ -115,9 +111,13 @@ class TritonKernel:
 
 @cache
 def _tuned(
-    fix: str, causal: bool, dtype: torch.dtype, device: torch.device,
-    q_shape: tuple[int, ...], kv_shape: tuple[int, ...],
-) -> Config:  # fmt: skip
+    fix: str,
+    causal: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    q_shape: tuple[int, ...],
+    kv_shape: tuple[int, ...],
+) -> Config:
     """The fastest launch shapes for a problem, found once a process on random inputs."""
     import triton
 

@@ -20,22 +20,16 @@ from bench.run.engine import Request
 
 def check_contribution(request: Request) -> None:
     """Before anything runs: what is asked for can become a contribution. Raises UsageError."""
-    filters = [
-        name for name in ("backend", "kernel", "case", "unit", "only") if getattr(request, name)
-    ]
+    filters = [name for name in ("backend", "kernel", "case", "unit", "only") if getattr(request, name)]
     if filters:
         raise UsageError(f"--contribute: a file holds a whole config; leave out --{filters[0]}")
     if request.results.resolve() != ROOT / "results":
-        raise UsageError(
-            "--contribute: results must be in results/ of this checkout; leave out --results"
-        )
+        raise UsageError("--contribute: results must be in results/ of this checkout; leave out --results")
     if not _git("rev-parse", "--git-dir"):
         raise UsageError("--contribute: this is no git checkout; clone the repository")
     name = read_config(request.config)[0].name  # the file's, whatever the config's own is
     if _ignored(f"results/any/{name}.json"):
-        raise UsageError(
-            f"--contribute: '{name}' is a first look, not collected; run configs/bias.yaml"
-        )
+        raise UsageError(f"--contribute: '{name}' is a first look, not collected; run configs/bias.yaml")
 
 
 def contribution(path: Path) -> list[str]:
@@ -45,9 +39,7 @@ def contribution(path: Path) -> list[str]:
         return [f"not fit to be sent: {path}", *(f"  {problem}" for problem in problems)]
     lines = []
     if describe_suite().dirty:
-        lines.append(
-            "note: measured with changed source files: commit or undo the changes, then --force"
-        )
+        lines.append("note: measured with changed source files: commit or undo the changes, then --force")
     relative = path.resolve().relative_to(ROOT).as_posix()
     committed = _git("show", f"HEAD:{relative}")
     if committed and not _same_machine(committed, path):

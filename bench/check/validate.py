@@ -42,10 +42,7 @@ MAX_WRONG_INPUTS = 3
 
 def validate_path(path: Path, inputs: bool = True, fresh: bool = False) -> dict[str, list[str]]:
     """Problems by file for a file or a results folder; a good file has an empty list."""
-    return {
-        short(str(file), 4096): validate_file(file, inputs, fresh)
-        for file in submission_files(path)
-    }
+    return {short(str(file), 4096): validate_file(file, inputs, fresh) for file in submission_files(path)}
 
 
 def validate_file(path: Path, inputs: bool = True, fresh: bool = False) -> list[str]:
@@ -109,9 +106,7 @@ def _structure(
         # Only what the plan asks for has parameters that its case can read.
         if isinstance(planned, set) and key in planned and row.status == "ok":
             backend = submission.machine.backends.get(row.backend, {})
-            yield from (
-                where + problem for problem in (*_measured(row), *implausible(row, backend))
-            )
+            yield from (where + problem for problem in (*_measured(row), *implausible(row, backend)))
 
 
 def _place(submission: Submission, path: Path) -> Iterator[str]:

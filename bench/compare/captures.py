@@ -62,9 +62,7 @@ def read_capture(path: Path) -> Capture:
             raise UsageError(f"{path}: {name} is {tensor.dtype}; allowed: {allowed}")
         if tensor.dim() != RANKS[name] or not tensor.numel():
             shape = list(tensor.shape)
-            raise UsageError(
-                f"{path}: {name} is {shape}; expected {RANKS[name]} dimensions, none 0"
-            )
+            raise UsageError(f"{path}: {name} is {shape}; expected {RANKS[name]} dimensions, none 0")
     if problem := _shape_problem({name: list(tensor.shape) for name, tensor in tensors.items()}):
         raise UsageError(f"{path}: {problem}")
     return Capture(tensors, _causal(metadata, path), _scale(metadata, path))
@@ -210,9 +208,7 @@ class CaptureComparison:
 
     notes: list[str] = field(default_factory=list)
     tensors: dict[str, dict[str, Any]] = field(default_factory=dict)  # pair_metrics, by tensor
-    fp64: dict[str, dict[str, dict[str, float]]] = field(
-        default_factory=dict
-    )  # "a", "b": against_fp64
+    fp64: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # "a", "b": against_fp64
     digests: dict[str, dict[str, str]] = field(default_factory=dict)  # by tensor: "a", "b"
 
     def as_json(self) -> dict[str, Any]:
@@ -274,9 +270,7 @@ def _different(result: CaptureComparison) -> list[str]:
 def _notes(a: Capture, b: Capture, result: CaptureComparison) -> list[str]:
     notes = []
     if different := _different(result):
-        notes.append(
-            f"inputs differ: {', '.join(different)}: outputs differ whatever the kernels do"
-        )
+        notes.append(f"inputs differ: {', '.join(different)}: outputs differ whatever the kernels do")
     elif missing := [name for name in ("q", "k", "v") if name not in result.tensors]:
         notes.append(f"not in both: {', '.join(missing)}: nothing is held against FP64")
     if only := sorted(a.tensors.keys() ^ b.tensors.keys()):

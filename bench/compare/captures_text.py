@@ -32,9 +32,7 @@ def captures_text(result: CaptureComparison, a: str, b: str) -> str:
         [name, "equal" if metrics["equal"] else "differ", *_row(metrics, PAIR)]
         for name, metrics in result.tensors.items()
     ]
-    title = (
-        "B against A (errors relative to A; bias = Σ (B − A)·sign(A) / Σ |A|, + = B further from 0)"
-    )
+    title = "B against A (errors relative to A; bias = Σ (B − A)·sign(A) / Σ |A|, + = B further from 0)"
     parts.append(_table(title, ["tensor", "bits", *_labels(PAIR)], pairs))
     if result.fp64:
         title = "A and B against FP64 attention on these inputs (errors relative to it, + = further from 0)"
@@ -52,9 +50,7 @@ def _fp64_rows(result: CaptureComparison) -> list[list[str]]:
     return rows + _both_sides(result, "leak", LEAK)
 
 
-def _both_sides(
-    result: CaptureComparison, name: str, forms: dict[str, tuple[str, str]]
-) -> list[list[str]]:
+def _both_sides(result: CaptureComparison, name: str, forms: dict[str, tuple[str, str]]) -> list[list[str]]:
     sides = [result.fp64[side].get(name, {}) for side in ("a", "b")]
     if not any(sides):
         return []
@@ -67,9 +63,7 @@ def _labels(forms: dict[str, tuple[str, str]]) -> list[str]:
 
 
 def _row(metrics: dict[str, Any], forms: dict[str, tuple[str, str]]) -> list[str]:
-    return [
-        form.format(metrics[key]) if key in metrics else "–" for key, (_, form) in forms.items()
-    ]
+    return [form.format(metrics[key]) if key in metrics else "–" for key, (_, form) in forms.items()]
 
 
 def _table(title: str, head: list[str], rows: list[list[str]]) -> str:

@@ -47,7 +47,7 @@ def compare(a: Submission, b: Submission) -> Comparison:
         if cell_text(row_a) != cell_text(row_b):
             result.biases.append(
                 {"row": label, "a": cell_text(row_a), "b": cell_text(row_b), "z": _distance(row_a, row_b)}
-            )  # fmt: skip
+            )
     return result
 
 
@@ -138,8 +138,7 @@ def comparison_text(result: Comparison, a: str, b: str) -> str:
     parts = [f"A = {a}\nB = {b}"]
     if result.facts:
         parts.append(
-            "Facts that differ\n"
-            + tabulate(result.facts, ["fact", "A", "B"], disable_numparse=True)
+            "Facts that differ\n" + tabulate(result.facts, ["fact", "A", "B"], disable_numparse=True)
         )
     else:
         parts.append("Facts: the same")
@@ -148,16 +147,13 @@ def comparison_text(result: Comparison, a: str, b: str) -> str:
     parts.append(
         f"Bits: {result.equal} of {total} common rows agree"
         + (only if result.only_a or result.only_b else "")
-    )  # fmt: skip
+    )
     if result.different:
         body = [(d["row"], d["first_difference"]) for d in result.different]
         parts.append(
-            "Rows that differ\n"
-            + tabulate(body, ["row", "first differing stage"], disable_numparse=True)
+            "Rows that differ\n" + tabulate(body, ["row", "first differing stage"], disable_numparse=True)
         )
     if result.biases:
         values = [(d["row"], d["a"], d["b"], f"{d['z']:+.1f}") for d in result.biases]
-        parts.append(
-            "Values that differ\n" + tabulate(values, ["row", "A", "B", "z"], disable_numparse=True)
-        )
+        parts.append("Values that differ\n" + tabulate(values, ["row", "A", "B", "z"], disable_numparse=True))
     return "\n\n".join(parts)

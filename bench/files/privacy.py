@@ -13,9 +13,7 @@ _MAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+\.[A-Za-z]{2,}")
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 _ADDRESS = re.compile(rf"(?<![\d.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\d.])")
 _PROCESS = re.compile(r"\b([Pp]rocess|[Pp][Ii][Dd])[ :=]+\d+")
-PATTERNS = {
-    "a path": _PATH, "an e-mail address": _MAIL, "an IP address": _ADDRESS, "a process": _PROCESS,
-}  # fmt: skip
+PATTERNS = {"a path": _PATH, "an e-mail address": _MAIL, "an IP address": _ADDRESS, "a process": _PROCESS}
 KEYS = frozenset({"user", "username", "hostname", "host", "pid", "cwd", "home"})
 # Versions of four parts look like addresses.
 VERSIONS = frozenset({"driver", "cuda", "cudnn", "cann", "mkl", "onednn", "library", "kernel"})

@@ -32,9 +32,7 @@ _NUMBER_SCHEMA = {"anyOf": [{"type": "number"}, {"enum": list(NON_FINITE)}]}
 Number = Annotated[float, WithJsonSchema(_NUMBER_SCHEMA)]
 Int = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Text = Annotated[str, Field(max_length=MAX_TEXT, pattern=rf"^[^{_UNSEEN}\t\r\n]*$")]
-KEY_PATTERN = (
-    r"^[A-Za-z0-9_.+:/-]{1,80}$"  # checked by `bench.files.store`, once for each distinct key
-)
+KEY_PATTERN = r"^[A-Za-z0-9_.+:/-]{1,80}$"  # checked by `bench.files.store`, once for each distinct key
 Key = Annotated[str, WithJsonSchema({"type": "string", "pattern": KEY_PATTERN})]
 Scalar = StrictBool | Int | Number | Text | None
 Scalars = Annotated[dict[Key, Scalar], Field(max_length=32)]

@@ -56,9 +56,7 @@ class _Objects:
     def check_keys(self) -> None:
         for key in sorted(self.keys):
             if not _KEY.match(key):
-                raise BadFile(
-                    f"key {short(repr(key))}: only letters, digits and _.+:/- are allowed"
-                )
+                raise BadFile(f"key {short(repr(key))}: only letters, digits and _.+:/- are allowed")
 
 
 def _check_size(data: Any) -> None:
@@ -208,9 +206,7 @@ def locked(path: Path) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise UsageError(
-                    f"{path}: another run is writing this file; wait for it"
-                ) from error
+                raise UsageError(f"{path}: another run is writing this file; wait for it") from error
             # The run before may have removed the file between our open and our lock: then try again.
             if not lock.exists() or os.fstat(handle.fileno()).st_ino != lock.stat().st_ino:
                 continue

@@ -101,17 +101,19 @@ class Inputs:
 
     def to(self, device: torch.device) -> Inputs:
         return Inputs(
-            self.q.to(device), self.k.to(device), self.v.to(device), self.do.to(device),
-            self.causal, self.scale,
-        )  # fmt: skip
+            self.q.to(device),
+            self.k.to(device),
+            self.v.to(device),
+            self.do.to(device),
+            self.causal,
+            self.scale,
+        )
 
 
 def stack_seeds(per_seed: list[Inputs]) -> Inputs:
     """Join the problems of several seeds along the batch dimension: [seeds·B, H, T, D]."""
     first = per_seed[0]
-    q, k, v, do = (
-        torch.cat([getattr(p, name) for p in per_seed]) for name in ("q", "k", "v", "do")
-    )
+    q, k, v, do = (torch.cat([getattr(p, name) for p in per_seed]) for name in ("q", "k", "v", "do"))
     return Inputs(q, k, v, do, first.causal, first.scale)
 
 

@@ -36,9 +36,7 @@ FORMATS: dict[torch.dtype, Format] = {
     torch.float32: Format(23, -126, float(torch.finfo(torch.float32).max)),
 }
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in FORMATS
-}  # by their names in configs
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FORMATS}  # by their names in configs
 
 
 def round_float64(x: NDArray[np.float64], fmt: Format) -> NDArray[np.float64]:
@@ -103,9 +101,7 @@ def round_mantissa(
     return result.view(torch.float32)
 
 
-def round_to_format(
-    x: Tensor, fmt: Format, rounding: Rounding, random_words: Tensor | None = None
-) -> Tensor:
+def round_to_format(x: Tensor, fmt: Format, rounding: Rounding, random_words: Tensor | None = None) -> Tensor:
     """Round FP32 values to a format with its own exponent range, as `round_mantissa` rounds mantissas.
 
     Below the smallest normal the grid is fixed, above the largest value `toward_zero` stays there and
@@ -159,9 +155,7 @@ def philox4x32(
     return [c0, c1, c2, c3]
 
 
-def philox_words(
-    shape: torch.Size | tuple[int, ...], seed: int, stream: int, device: torch.device
-) -> Tensor:
+def philox_words(shape: torch.Size | tuple[int, ...], seed: int, stream: int, device: torch.device) -> Tensor:
     """One 32-bit word (int64) an element: lane 0 of Philox4x32-10 at counter (index, stream, 0, 0).
 
     `index` is the element's linear position in a contiguous tensor of `shape`, so the same element

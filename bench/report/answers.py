@@ -17,9 +17,12 @@ from bench.report.training_runs import CASE as LADDER
 from bench.report.training_runs import TrainingRun, groups
 
 QUESTIONS = (
-    "is stock biased?", "does its δ error leak?", "does training crash?", "which fix holds?",
+    "is stock biased?",
+    "does its δ error leak?",
+    "does training crash?",
+    "which fix holds?",
     "what does a fix cost?",
-)  # fmt: skip
+)
 NOT_MEASURED = "not measured"
 NOTE = (
     "One line a machine and backend. Bias: BF16, two equal row maxima (bias/tie_break, gap 12), mean error"
@@ -75,9 +78,7 @@ def _at(row: Row, point: dict[str, object]) -> bool:
 
 
 def _of(found: Sequence[Found], case: str, fix: str) -> list[Found]:
-    return [
-        f for f in found if f.row.case == case and is_answer(f.row) and fix_of(f.row) == fix
-    ]  # fmt: skip
+    return [f for f in found if f.row.case == case and is_answer(f.row) and fix_of(f.row) == fix]
 
 
 def fix_of(row: Row) -> str:
@@ -168,8 +169,9 @@ def _outcomes(found: Sequence[Found]) -> list[Outcome]:
     """Leaks by kernel; trainings by model (size and dtype), implementation, M and seed."""
     leaks = [
         Outcome(f, (f.row.case, implementation(f.row)), not is_fine(f.row.verdict))
-        for f in found if f.row.case == "bias/leak" and is_answer(f.row)
-    ]  # fmt: skip
+        for f in found
+        if f.row.case == "bias/leak" and is_answer(f.row)
+    ]
     runs = []
     for model, group in enumerate(groups(found)):
         sick = {id(run) for run in healthy(group.runs)[1]}
@@ -190,9 +192,10 @@ def _holds(found: Sequence[Found]) -> Cell:
     best: tuple[str, Found] | None = None  # the answer and row that the cell leads to
     for fix in FIXES:
         tried = [
-            o for o in outcomes
+            o
+            for o in outcomes
             if o.fix == fix and o.place in failing and (o.failed or o.step >= failing[o.place])
-        ]  # fmt: skip
+        ]
         if not tried:
             continue
         bad = [o.found for o in tried if o.failed]
@@ -240,8 +243,9 @@ def _cost(found: Sequence[Found]) -> Cell:
     for fix in FIXES:
         pairs = [
             (f.row.metrics["both_ms"] / stock[_shape(f.row)].row.metrics["both_ms"], f)
-            for f in _of(found, "speed/attention", fix) if _shape(f.row) in stock
-        ]  # fmt: skip
+            for f in _of(found, "speed/attention", fix)
+            if _shape(f.row) in stock
+        ]
         if pairs:
             ratio, f = max(pairs, key=lambda pair: pair[0])
             parts.append(f"{fix} ×{ratio:.2f}")

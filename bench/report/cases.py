@@ -39,9 +39,7 @@ def run_tables(found: Sequence[Found], machine: str) -> list[Table]:
     if sum(len(t.columns) for t in tables) > 6 or any(map(is_timed, cases)):
         return tables
     labels = list(dict.fromkeys(label for t in tables for label, _ in t.rows))
-    columns = [
-        f"{t.title.split(' · ')[0]} {c}".removesuffix(" all") for t in tables for c in t.columns
-    ]
+    columns = [f"{t.title.split(' · ')[0]} {c}".removesuffix(" all") for t in tables for c in t.columns]
     titles = ", ".join(t.title.split(" · ")[0] for t in tables)
     merged = Table(f"{titles} · {machine}", "", columns)
     for label in labels:

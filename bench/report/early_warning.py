@@ -39,9 +39,7 @@ NAMES = {
     "leak_coherence": "|leak coherence|",
     "leak_coherence_head": "|leak coherence|, largest of a head",
 }
-AT_MOST_ONE = (
-    "key_mean_ratio", "max_p_mean", "repeated_max_share", "leak_coherence", "leak_coherence_head",
-)  # fmt: skip
+AT_MOST_ONE = ("key_mean_ratio", "max_p_mean", "repeated_max_share", "leak_coherence", "leak_coherence_head")
 _NORM = re.compile(r"w_([qk])_norm_(\d+)")
 
 
@@ -72,9 +70,7 @@ def lost_step(row: Row) -> float:
 
 def healthy(runs: Sequence[TrainingRun]) -> tuple[list[TrainingRun], list[TrainingRun]]:
     """Stable runs that set thresholds, and sick ones that do not."""
-    stable = [
-        r for r in runs if r.row.verdict.startswith("stable") and r.row.series.get("row_max_abs")
-    ]
+    stable = [r for r in runs if r.row.verdict.startswith("stable") and r.row.series.get("row_max_abs")]
     if not stable:
         return [], []
     largest = [_largest(_after_warm_up(run.row, "row_max_abs")[1]) for run in stable]
@@ -99,9 +95,7 @@ def peak(row: Row) -> dict[str, list[float]]:
 
 def threshold(signal: str, runs: Sequence[TrainingRun]) -> float | None:
     """1.25 × the highest value that any of the (healthy) runs shows; None if none has the signal."""
-    values = [
-        v for run in runs if signal in run.row.series for v in _after_warm_up(run.row, signal)[1]
-    ]
+    values = [v for run in runs if signal in run.row.series for v in _after_warm_up(run.row, signal)[1]]
     finite = [v for v in values if math.isfinite(v)]
     return ALARM * max(finite) if finite else None
 
@@ -125,13 +119,13 @@ def warning_table(group: Group, machine: str = "") -> Table | None:
         return None
     fine, sick = healthy(group.runs)
     labels = group.labels()
-    columns = sorted(
-        {(run.label, run.bits) for run in exploded}, key=lambda c: (labels.index(c[0]), c[1])
-    )
+    columns = sorted({(run.label, run.bits) for run in exploded}, key=lambda c: (labels.index(c[0]), c[1]))
     table = Table(
-        f"early warning · {group.title or machine}", _note(fine, sick),
-        [f"{label} M={bits}" for label, bits in columns], corner="signal",
-    )  # fmt: skip
+        f"early warning · {group.title or machine}",
+        _note(fine, sick),
+        [f"{label} M={bits}" for label, bits in columns],
+        corner="signal",
+    )
     for signal in signals_of(exploded) if fine else ():
         limit = threshold(signal, fine)
         cells = [

@@ -64,9 +64,7 @@ def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
     """Half width of the two-sided interval, in standard errors."""
 
     def outside(t: float) -> float:
-        return float(
-            mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True)
-        )
+        return float(mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True))
 
     low, high = 0.0, 1.0
     while outside(high) > 1 - confidence:
@@ -94,9 +92,8 @@ def ladder_table(group: Group, machine: str = "") -> Table:
     bits = group.bits()
     note = "Step of explosion: median (range; runs). Runs that did not explode are censored, not averaged. "
     table = Table(
-        f"step of explosion · {group.title or machine}", note + _growth_note(group),
-        [f"M={m}" for m in bits],
-    )  # fmt: skip
+        f"step of explosion · {group.title or machine}", note + _growth_note(group), [f"M={m}" for m in bits]
+    )
     for label in group.labels():
         cells = [_cell(group.at(label, m)) for m in bits]
         table.rows.append((label, cells))
@@ -123,9 +120,7 @@ def _cell(runs: Sequence[TrainingRun]) -> Cell | None:
     lost = sorted((run for run in runs if run.exploded), key=lambda run: run.step)
     if not lost:
         shortest = min(runs, key=lambda run: run.step)
-        return Cell(
-            f"none by {shortest.step:.0f} ({_count(runs)})", shortest.row.verdict, shortest.found
-        )
+        return Cell(f"none by {shortest.step:.0f} ({_count(runs)})", shortest.row.verdict, shortest.found)
     first = lost[0]
     if len(runs) == 1:
         return Cell(f"{first.step:.0f}", first.row.verdict, first.found)

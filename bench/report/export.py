@@ -14,9 +14,24 @@ from bench.files.records import dumps
 from bench.report.current import Current
 
 FIELDS = (
-    "machine", "file", "state", "case", "case_version", "kernel", "backend", "dtype", "params", "options",
-    "seeds", "status", "reason", "verdict", "provenance", "wall_s", "digests",
-)  # fmt: skip
+    "machine",
+    "file",
+    "state",
+    "case",
+    "case_version",
+    "kernel",
+    "backend",
+    "dtype",
+    "params",
+    "options",
+    "seeds",
+    "status",
+    "reason",
+    "verdict",
+    "provenance",
+    "wall_s",
+    "digests",
+)
 # A spreadsheet runs what begins with one of these.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

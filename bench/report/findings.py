@@ -23,8 +23,12 @@ def findings(rows: Sequence[Row], beside: Sequence[Row] = ()) -> list[str]:
         measured = [row for row in rows if row.status == "ok" and row.backend == backend]
         prefix = f"{backend}: " if len(backends) > 1 else ""
         parts = (
-            _bias(measured), _leak(measured), _range(measured), _drift(measured), _crash(measured, beside),
-        )  # fmt: skip
+            _bias(measured),
+            _leak(measured),
+            _range(measured),
+            _drift(measured),
+            _crash(measured, beside),
+        )
         lines += [prefix + line for part in parts for line in part]
     return lines
 
@@ -39,10 +43,13 @@ NEEDED = {
 
 def _of(rows: Sequence[Row], case: str, **params: object) -> list[Row]:
     return [
-        row for row in rows
-        if row.case == case and row.dtype == "bfloat16" and NEEDED[case] in row.metrics
+        row
+        for row in rows
+        if row.case == case
+        and row.dtype == "bfloat16"
+        and NEEDED[case] in row.metrics
         and all(row.params.get(name) == value for name, value in params.items())
-    ]  # fmt: skip
+    ]
 
 
 def _bias(rows: Sequence[Row]) -> list[str]:
@@ -59,16 +66,18 @@ def _bias(rows: Sequence[Row]) -> list[str]:
     ]
     for row in varied:
         fixed = [
-            r for r in points
+            r
+            for r in points
             if r.kernel == f"{implementation(row)}/stabilized" and r.options.get("beta") == 2.0
-        ]  # fmt: skip
+        ]
         if row.verdict != "biased" or not fixed:
             continue
         parts = [
             f"{r.metrics['aligned_ulp_mean']:+.3f} ulp where row maxima "
-            + ("vary" if r.params["row_jitter"] else "are all the same") + f" ({r.verdict})"
+            + ("vary" if r.params["row_jitter"] else "are all the same")
+            + f" ({r.verdict})"
             for r in fixed
-        ]  # fmt: skip
+        ]
         lines.append(f"The paper's shift on {implementation(row)}: " + ", ".join(parts) + ".")
     return lines
 
@@ -100,14 +109,12 @@ def _leak(rows: Sequence[Row]) -> list[str]:
 
 def _range(rows: Sequence[Row]) -> list[str]:
     """Where the shift of `bias/shift_range` ends."""
-    points = [
-        row for row in _of(rows, "bias/shift_range", sign="positive")
-        if row.verdict == "out_of_range"
-    ]  # fmt: skip
+    points = [row for row in _of(rows, "bias/shift_range", sign="positive") if row.verdict == "out_of_range"]
     parts = [
         f"{row.kernel} (β={row.options['beta']:g}) {row.metrics['row_max_limit']:.4g}"
-        for row in points if "beta" in row.options
-    ]  # fmt: skip
+        for row in points
+        if "beta" in row.options
+    ]
     return ["Largest row maximum with a right result: " + ", ".join(parts) + "."] if parts else []
 
 
@@ -115,17 +122,16 @@ def _drift(rows: Sequence[Row]) -> list[str]:
     """`crash/drift` at its default point: who moves the planted channel, and how fast."""
     points = _of(
         rows, "crash/drift", repeats=2, gap=12.0, values="fresh", other_values="same_sign", eps=2.0**-13
-    )  # fmt: skip
+    )
     if not points:
         return []
     groups = []
-    for verdict in dict.fromkeys(
-        ("drifts", "creeps", "wanders", "holds", *(row.verdict for row in points))
-    ):
+    for verdict in dict.fromkeys(("drifts", "creeps", "wanders", "holds", *(row.verdict for row in points))):
         shown = [
             row.kernel + ("" if verdict == "holds" else f" ({row.metrics['drift_mean']:+.2f})")
-            for row in points if row.verdict == verdict
-        ]  # fmt: skip
+            for row in points
+            if row.verdict == verdict
+        ]
         if shown:
             groups.append(f"{verdict}: {', '.join(shown)}")
     fp32 = points[0].metrics["fp32_drift_abs_mean"]
@@ -147,9 +153,7 @@ def _crash(rows: Sequence[Row], beside: Sequence[Row]) -> list[str]:
     for bits, kernels in sorted(kernels_at.items()):
         explode, hold, ill = [], [], []
         for kernel, runs in kernels.items():
-            steps = sorted(
-                r.metrics["crash_step"] for r in runs if r.verdict.startswith("exploded")
-            )
+            steps = sorted(r.metrics["crash_step"] for r in runs if r.verdict.startswith("exploded"))
             shortest = min(r.metrics["steps_run"] for r in runs)
             if steps:
                 some = "" if len(steps) == len(runs) else f", {len(steps)} of {len(runs)} runs"
@@ -178,8 +182,9 @@ def _sick(rows: Sequence[Row]) -> set[int]:
 def _list(rows: Sequence[Row], verdict: str, metric: str, form: str) -> list[str]:
     return [
         f"{implementation(row)} ({form.format(row.metrics[metric])})"
-        for row in rows if row.verdict == verdict
-    ]  # fmt: skip
+        for row in rows
+        if row.verdict == verdict
+    ]
 
 
 def _split(what: str, yes: list[str], no: list[str]) -> str:

@@ -52,9 +52,7 @@ def figures(loaded: list[Loaded]) -> dict[str, str]:
     try:
         import matplotlib
     except ImportError:
-        raise UsageError(
-            "matplotlib is not installed: pip install matplotlib -c constraints.txt"
-        ) from None
+        raise UsageError("matplotlib is not installed: pip install matplotlib -c constraints.txt") from None
     chosen = groups(current(all_rows(loaded)).rows)
     if not chosen:
         raise UsageError("no finished runs of crash/ladder in these files: nothing to draw")
@@ -63,9 +61,7 @@ def figures(loaded: list[Loaded]) -> dict[str, str]:
         made["ladder.svg"] = _svg(ladder_figure(chosen))
         for group in chosen:
             if runs := explosion_and_cures(group):
-                made[_free_name(f"explosion-{group.machine}", made)] = _svg(
-                    explosion_figure(group, runs)
-                )
+                made[_free_name(f"explosion-{group.machine}", made)] = _svg(explosion_figure(group, runs))
     return made
 
 
@@ -144,9 +140,7 @@ def _points(axes: Axes, runs: Sequence[TrainingRun], x: float, color: str, marke
     axes.plot([x] * len(lost), lost, marker, color=color, markersize=5, alpha=0.85)
     axes.plot([x] * len(held), held, marker, color=color, markersize=5, fillstyle="none")
     for step in held:
-        axes.annotate(
-            "", (x, step * 1.22), (x, step * 1.03), arrowprops={"arrowstyle": "->", "color": color}
-        )
+        axes.annotate("", (x, step * 1.22), (x, step * 1.03), arrowprops={"arrowstyle": "->", "color": color})
 
 
 def _panel_title(group: Group) -> str:
@@ -161,9 +155,11 @@ def explosion_and_cures(group: Group) -> list[TrainingRun]:
         if not (run.is_stock and run.exploded):
             continue
         cures = [
-            other for fix in CURES for other in group.runs
+            other
+            for fix in CURES
+            for other in group.runs
             if _fix(other) == fix and (other.bits, other.seed) == (run.bits, run.seed)
-        ]  # fmt: skip
+        ]
         if len(cures) > max(0, len(best) - 1):
             best = [run, *cures]
     return best

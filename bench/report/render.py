@@ -14,14 +14,7 @@ from bench.report.cases import is_timed, overview_tables, tables_of
 from bench.report.current import Current, current
 from bench.report.export import csv_report, json_report
 from bench.report.findings import findings
-from bench.report.tables import (
-    Cell,
-    Table,
-    awaited,
-    digest_table,
-    is_fine,
-    summary_table,
-)  # fmt: skip
+from bench.report.tables import Cell, Table, awaited, digest_table, is_fine, summary_table
 
 FORMATS = ("text", "markdown", "paper", "csv", "json")
 
@@ -92,9 +85,7 @@ def _set_apart(now: Current) -> list[str]:
             " bit for bit. The newest run is shown"
         )
     for f in {(f.machine, f.file, f.row.case): f for f in now.stale}.values():
-        lines.append(
-            f"Stale, not shown: {f.row.case} version {f.row.case_version} of {f.machine}, {f.file}"
-        )
+        lines.append(f"Stale, not shown: {f.row.case} version {f.row.case_version} of {f.machine}, {f.file}")
     return lines
 
 

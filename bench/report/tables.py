@@ -83,9 +83,7 @@ def point_label(row: Row, names: Sequence[str]) -> str:
     """`repeats=2 gap=12 float16`: the values of the varying parameters."""
     own = point(row)
     parts = [
-        str(own[name]) if name == "dtype" else f"{name}={_short(own[name])}"
-        for name in names
-        if name in own
+        str(own[name]) if name == "dtype" else f"{name}={_short(own[name])}" for name in names if name in own
     ]
     return " ".join(parts)
 
@@ -159,9 +157,11 @@ def summary_table(found: Sequence[Found]) -> Table:
     """Case × kernel down, machines across; a cell counts the verdicts and shows the worst row."""
     machines = sorted({f.machine for f in found})
     table = Table(
-        "Summary", "Each cell: verdicts of all parameter points, and the largest value among them.",
-        machines, corner="case · kernel",
-    )  # fmt: skip
+        "Summary",
+        "Each cell: verdicts of all parameter points, and the largest value among them.",
+        machines,
+        corner="case · kernel",
+    )
     groups: dict[tuple[str, str], dict[str, list[Found]]] = {}
     for f, kernel in zip(found, kernel_names([f.row for f in found]), strict=True):
         key = (f.row.case, kernel)
@@ -215,8 +215,9 @@ def digest_table(found: Sequence[Found]) -> Table:
     table = Table(
         "Same bits?",
         "Rows of determinism cases; equal letters are equal digests of all outputs.",
-        machines, corner="case · kernel · point",
-    )  # fmt: skip
+        machines,
+        corner="case · kernel · point",
+    )
     chosen = [f for f in found if f.row.case.startswith("determinism/") and f.row.status == "ok"]
     rows = [f.row for f in chosen]
     names = {

@@ -40,7 +40,7 @@ def _table(title: str, found: list[Found]) -> Table:
         "Median device time of one call, ms; ratios of speed are forward / backward, in the same run. "
         "Over stock: time and memory of forward and backward over the same implementation without a fix.",
         [*PASSES, "TFLOP/s", *(f"× {peer}" for peer in peers), "over stock", "MiB", "over stock, MiB"],
-    )  # fmt: skip
+    )
     for f in found:
         label = kernel_label(f.row, everything)
         if not any(f.row is row for row in timed):
@@ -53,9 +53,7 @@ def _table(title: str, found: list[Found]) -> Table:
         texts += [_faster(f.row, peer) for peer in peers.values()]
         stock = label.replace(f.row.kernel, f.row.kernel.partition("/")[0] + "/stock", 1)
         texts += _over_stock(f.row, rows.get(stock))
-        table.rows.append(
-            (label, [Cell(text, f.row.verdict, f) if text else None for text in texts])
-        )
+        table.rows.append((label, [Cell(text, f.row.verdict, f) if text else None for text in texts]))
     return table
 
 

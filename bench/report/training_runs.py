@@ -108,9 +108,7 @@ def _group(found: Sequence[Found]) -> Group:
             longest[key] = f
     kept = sorted(longest.values(), key=lambda f: _rank(f.row.kernel))
     labels = kernel_labels([_without_bits(f.row) for f in kept])
-    runs = [
-        TrainingRun(f, label, mantissa_bits(f.row)) for f, label in zip(kept, labels, strict=True)
-    ]
+    runs = [TrainingRun(f, label, mantissa_bits(f.row)) for f, label in zip(kept, labels, strict=True)]
     first = found[0]
     return Group(first.machine, first.row.backend, first.row.dtype, _size(first.row), runs)
 

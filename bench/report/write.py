@@ -37,9 +37,7 @@ def write_report(
             return None, write_page(paths, output, links)
         loaded, problems = load_all(paths)
         if not loaded:
-            raise UsageError(
-                f"{', '.join(map(str, paths))}: no readable result files (*.json) there"
-            )
+            raise UsageError(f"{', '.join(map(str, paths))}: no readable result files (*.json) there")
         if form == "parquet" and output is not None:
             found = all_rows(loaded)
             write_parquet(found, current(found), output)

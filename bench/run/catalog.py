@@ -21,9 +21,7 @@ def catalog(configs: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"backends": [], "kernels": [], "cases": [], "configs": []}
     for name in BACKENDS:
         reason = unavailable_reason(name)
-        found["backends"].append(
-            {"name": name, "available": reason is None, "reason": reason or ""}
-        )
+        found["backends"].append({"name": name, "available": reason is None, "reason": reason or ""})
         if reason is None:
             kernels = offered_kernels([load_backend(name)])
             found["kernels"] += [kernel.model_dump() for kernel in kernels]
@@ -43,21 +41,16 @@ def catalog(configs: Path) -> dict[str, Any]:
 
 def catalog_text(found: dict[str, Any]) -> str:
     """The catalogue for a terminal."""
-    backends = [
-        (b["name"], "yes" if b["available"] else f"no: {b['reason']}") for b in found["backends"]
-    ]
+    backends = [(b["name"], "yes" if b["available"] else f"no: {b['reason']}") for b in found["backends"]]
     kernels = [
-        (k["backend"], k["kernel"], ", ".join(k["dtypes"]), _pairs(k["options"]))
-        for k in found["kernels"]
+        (k["backend"], k["kernel"], ", ".join(k["dtypes"]), _pairs(k["options"])) for k in found["kernels"]
     ]
     cases = [(c["name"], c["question"], _pairs(c["params"])) for c in found["cases"]]
     configs = [(c["path"], c["about"]) for c in found["configs"]]
     parts = [
         tabulate(backends, ["backend", "available"]),
         tabulate(kernels, ["backend", "kernel", "dtypes", "options and defaults"]),
-        tabulate(
-            cases, ["case", "question", "parameters and defaults"], maxcolwidths=[None, 60, 60]
-        ),
+        tabulate(cases, ["case", "question", "parameters and defaults"], maxcolwidths=[None, 60, 60]),
         tabulate(configs, ["config", "about"]),
     ]
     return "\n\n".join(parts)

@@ -35,7 +35,7 @@ from bench.files.records import (
     Submission,
     row_text,
     submission_text,
-)  # fmt: skip
+)
 from bench.files.source import describe_suite
 from bench.files.store import (
     BadFile,
@@ -130,9 +130,7 @@ def prepare(request: Request) -> Run:
         offered = offered_kernels(backends)
         plan = make_plan(config, offered)
         _check_options(plan, backends)
-        units = filter_units(
-            plan, request.backend, request.kernel, request.case, request.only, request.unit
-        )
+        units = filter_units(plan, request.backend, request.kernel, request.case, request.only, request.unit)
         processes.together(lambda: _check_long(units))
     except UsageError as error:
         raise UsageError(f"{request.config}: {error}") from error
@@ -163,9 +161,7 @@ def execute(run: Run, request: Request, watcher: Watcher) -> None:
             watcher.started(unit)
             folder = run.work_folder(unit)
             backend = by_name[unit.backend]
-            row = run_unit(
-                unit, backend.kernels()[unit.kernel], backend, Workspace(folder, watcher.said)
-            )
+            row = run_unit(unit, backend.kernels()[unit.kernel], backend, Workspace(folder, watcher.said))
             writer.add(unit, row)
             if row.status == "ok":
                 _retire(run, folder)
@@ -226,9 +222,7 @@ def measure_by_name(unit: Unit) -> Row:
     return run_unit(unit, backend.kernels()[unit.kernel], backend)
 
 
-def run_unit(
-    unit: Unit, kernel: Kernel, backend: Backend, workspace: Workspace | None = None
-) -> Row:
+def run_unit(unit: Unit, kernel: Kernel, backend: Backend, workspace: Workspace | None = None) -> Row:
     """Measure one unit. What the kernel or case cannot do, and what fails, becomes a row too; bad input
     to a long case is the user's, and raises UsageError."""
     case = load_case(unit.case)
@@ -278,9 +272,7 @@ def offered_kernels(backends: Sequence[Backend]) -> list[Offered]:
             backend=backend.name,
             kernel=name,
             dtypes=sorted(str(d).removeprefix("torch.") for d in kernel.dtypes),
-            options={
-                k: v for k, v in kernel.options.model_dump().items() if k in kernel.option_names
-            },
+            options={k: v for k, v in kernel.options.model_dump().items() if k in kernel.option_names},
         )
         for backend in backends
         for name, kernel in backend.kernels().items()

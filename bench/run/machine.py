@@ -20,9 +20,7 @@ def describe_machine(backends: Sequence[Backend]) -> Machine:
     """The identity of this machine with the backends used."""
     several = distributed_facts()  # more processes are another machine: sums in another order
     facts = {backend.name: dict(backend.facts().identity) | several for backend in backends}
-    return Machine(
-        slug=slug_of(facts), cpu=cpu_facts(), os=os_facts(), versions=versions(), backends=facts
-    )
+    return Machine(slug=slug_of(facts), cpu=cpu_facts(), os=os_facts(), versions=versions(), backends=facts)
 
 
 def volatile_facts(backends: Sequence[Backend], peaks: bool = True) -> dict[str, Any]:

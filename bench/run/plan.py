@@ -69,9 +69,7 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
         for point in _product(params):
             dtype = point.pop("dtype", "bfloat16")
             if dtype not in get_args(DTypeName):
-                raise UsageError(
-                    f"{where}.params.dtype: '{dtype}'{nearest(str(dtype), get_args(DTypeName))}"
-                )
+                raise UsageError(f"{where}.params.dtype: '{dtype}'{nearest(str(dtype), get_args(DTypeName))}")
             try:
                 params_model = case.Params.model_validate(point)
                 full = params_model.recorded()
@@ -82,9 +80,15 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
             for kernel in kernels:
                 for chosen in _product({k: v for k, v in options.items() if k in kernel.options}):
                     unit = Unit(
-                        entry.case, case.version, kernel.kernel, kernel.backend, dtype, full,
-                        kernel.options | chosen, seeds,
-                    )  # fmt: skip
+                        entry.case,
+                        case.version,
+                        kernel.kernel,
+                        kernel.backend,
+                        dtype,
+                        full,
+                        kernel.options | chosen,
+                        seeds,
+                    )
                     units.setdefault(unit.key, unit)
     if not units:
         raise UsageError(f"kernels: none of {_patterns(config)} is available on this machine")
@@ -96,9 +100,13 @@ def _patterns(config: Config) -> list[str]:
 
 
 def filter_units(
-    units: Iterable[Unit], backend: str | None, kernel: str | None, case: str | None,
-    only: Sequence[str] = (), unit: str | None = None,
-) -> list[Unit]:  # fmt: skip
+    units: Iterable[Unit],
+    backend: str | None,
+    kernel: str | None,
+    case: str | None,
+    only: Sequence[str] = (),
+    unit: str | None = None,
+) -> list[Unit]:
     """The units that match every given glob and every `key=value` of `only` (a parameter or an option), or
     the one with the id `unit`; UsageError names the filter that leaves nothing."""
     left = list(units)
@@ -180,9 +188,7 @@ def _check_options(entry: CaseEntry, kernels: Sequence[Offered], where: str) -> 
     known = {name for kernel in kernels for name in kernel.options}
     for name in entry.options:
         if name not in known:
-            raise UsageError(
-                f"{where}.{name}: no selected kernel has this option{nearest(name, known)}"
-            )
+            raise UsageError(f"{where}.{name}: no selected kernel has this option{nearest(name, known)}")
 
 
 def _lists(values: dict[str, Any], where: str) -> dict[str, list[Any]]:

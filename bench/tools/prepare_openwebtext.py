@@ -75,8 +75,10 @@ def prepare(dataset: Any, encoding: Any, folder: Path, processes: int) -> list[W
     for name, part in (("train", parts["train"]), ("val", parts["test"])):
         encoded = part.map(
             lambda row: {"ids": encode(row["text"], encoding)},
-            remove_columns=part.column_names, num_proc=processes, desc=f"encoding {name}",
-        )  # fmt: skip
+            remove_columns=part.column_names,
+            num_proc=processes,
+            desc=f"encoding {name}",
+        )
         rows = (row["ids"] for row in encoded.with_format("numpy"))
         written.append(write_tokens(rows, folder / f"{name}.bin"))
     return written
@@ -111,9 +113,7 @@ def main() -> None:
     else:
         dataset = datasets.load_dataset(arguments.dataset, split="train")
     try:
-        written = prepare(
-            dataset, tiktoken.get_encoding("gpt2"), arguments.out, arguments.processes
-        )
+        written = prepare(dataset, tiktoken.get_encoding("gpt2"), arguments.out, arguments.processes)
     except (OSError, UsageError, ValueError) as error:
         sys.exit(f"error: {error}")
     source = "texts of your own" if arguments.texts else arguments.dataset

@@ -94,9 +94,7 @@ def _tied_pairs(seed: int, fmt: Format) -> tuple[Float64Array, Float64Array]:
     a = np.floor((2 + 1.9 * uniform(key, (HEAD_DIM,))) / grid)
     b = np.floor((2 + 1.9 * uniform(key_of("bias/bf16_addition", seed, "b"), (HEAD_DIM,))) / grid)
     b += (a + b + 1) % 2
-    sign = np.where(
-        raw_words(key_of("bias/bf16_addition", seed, "sign"), HEAD_DIM) >> np.uint64(63), 1, -1
-    )
+    sign = np.where(raw_words(key_of("bias/bf16_addition", seed, "sign"), HEAD_DIM) >> np.uint64(63), 1, -1)
     a, b = sign * a * grid, sign * b * grid
     if fmt.mantissa_bits == 7:
         a[0], b[0] = PAPER[0][:2]

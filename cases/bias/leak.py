@@ -60,17 +60,21 @@ class Leak(BaseCase):
     name = "bias/leak"
     Params = Params
     outputs = ("o", "dq", "dk", "dv")
-    headline = Headline(
-        "leak_mean", "mean rowsum(dS), exactly 0 in exact arithmetic", "{:+.1e}", "leak_sem"
-    )
+    headline = Headline("leak_mean", "mean rowsum(dS), exactly 0 in exact arithmetic", "{:+.1e}", "leak_sem")
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)
         return sink_inputs(
-            self.name, seed, dtype, sinks=list(range(params.repeats)), gap=params.gap,
-            row_jitter=params.row_jitter, value_sign=params.value_sign, probe=PROBE_KEY,
+            self.name,
+            seed,
+            dtype,
+            sinks=list(range(params.repeats)),
+            gap=params.gap,
+            row_jitter=params.row_jitter,
+            value_sign=params.value_sign,
+            probe=PROBE_KEY,
             quiet_values=params.other_values == "quiet",
-        )  # fmt: skip
+        )
 
     def run(
         self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int

@@ -60,10 +60,19 @@ class LowRank(BaseCase):
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)
         return sink_inputs(
-            self.name, seed, dtype, sinks=list(range(params.repeats)), gap=params.gap,
-            row_jitter=params.row_jitter, value_sign="mixed", keys=KEYS, probe=PROBE_KEY,
-            quiet_values=params.other_values == "quiet", batch=STEPS, queries=TOKENS,
-        )  # fmt: skip
+            self.name,
+            seed,
+            dtype,
+            sinks=list(range(params.repeats)),
+            gap=params.gap,
+            row_jitter=params.row_jitter,
+            value_sign="mixed",
+            keys=KEYS,
+            probe=PROBE_KEY,
+            quiet_values=params.other_values == "quiet",
+            batch=STEPS,
+            queries=TOKENS,
+        )
 
     def run(
         self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
@@ -74,8 +83,14 @@ class LowRank(BaseCase):
         x = torch.stack([self.tokens(dtype, seed) for seed in range(seeds)])
         digests = {"inputs": self.inputs_digest(params, dtype, seeds)} | grads.digests()
         if not delta_error.isfinite().all():
-            names = ("growth_exponent_mean", "growth_exponent_sem", "growth_exponent_z",
-                     "rank1_share", "drift_over_delta", "drift_per_step")  # fmt: skip
+            names = (
+                "growth_exponent_mean",
+                "growth_exponent_sem",
+                "growth_exponent_z",
+                "rank1_share",
+                "drift_over_delta",
+                "drift_per_step",
+            )
             return Measurement(dict.fromkeys(names, math.nan), digests)
         steps = step_gradients(delta_error, ref, x)  # [seeds, STEPS, D, FEATURES]
         singular = torch.linalg.svdvals(steps.cumsum(1))  # of the sum after n steps

@@ -47,9 +47,14 @@ class Normalizer(BaseCase):
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)
         inputs = sink_inputs(
-            self.name, seed, dtype, sinks=list(range(params.repeats)), gap=params.gap,
-            row_jitter=params.row_jitter, value_sign="mixed",
-        )  # fmt: skip
+            self.name,
+            seed,
+            dtype,
+            sinks=list(range(params.repeats)),
+            gap=params.gap,
+            row_jitter=params.row_jitter,
+            value_sign="mixed",
+        )
         inputs.v[..., PROBE] = 1
         return inputs
 

@@ -54,9 +54,14 @@ class TieBreak(BaseCase):
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)
         return sink_inputs(
-            self.name, seed, dtype, sinks=list(range(params.repeats)), gap=params.gap,
-            row_jitter=params.row_jitter, value_sign=params.value_sign,
-        )  # fmt: skip
+            self.name,
+            seed,
+            dtype,
+            sinks=list(range(params.repeats)),
+            gap=params.gap,
+            row_jitter=params.row_jitter,
+            value_sign=params.value_sign,
+        )
 
     def run(
         self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int

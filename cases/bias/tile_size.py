@@ -43,9 +43,15 @@ class TileSize(TieBreak):
         assert isinstance(params, Params)
         sinks = [0, 1] if params.placement == "same_tile" else [0, KEYS - 1]
         return sink_inputs(
-            self.name, seed, dtype, sinks=sinks, gap=params.gap, row_jitter=params.row_jitter,
-            value_sign=params.value_sign, keys=KEYS,
-        )  # fmt: skip
+            self.name,
+            seed,
+            dtype,
+            sinks=sinks,
+            gap=params.gap,
+            row_jitter=params.row_jitter,
+            value_sign=params.value_sign,
+            keys=KEYS,
+        )
 
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         assert isinstance(params, Params)

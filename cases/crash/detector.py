@@ -81,9 +81,7 @@ def detect(losses: Iterable[float], gradient_norms: Iterable[float]) -> Detector
     return detector
 
 
-def outcome(
-    detector: Detector, losses: Sequence[float], gradient_norms: Sequence[float]
-) -> dict[str, float]:
+def outcome(detector: Detector, losses: Sequence[float], gradient_norms: Sequence[float]) -> dict[str, float]:
     """The metrics of a finished run that every crash case has; losses in nats, steps from 0."""
     return {
         "crash_step": math.inf if detector.crash is None else float(detector.crash),

@@ -139,10 +139,19 @@ class Drift(BaseCase):
         assert isinstance(params, Params)
         problems = params.steps if params.values == "fresh" else 1
         planted = sink_inputs(
-            self.name, seed, dtype, sinks=list(range(params.repeats)), gap=params.gap, row_jitter=0.0,
-            value_sign="mixed", keys=KEYS, probe=PROBE_KEY, batch=problems, queries=TOKENS,
+            self.name,
+            seed,
+            dtype,
+            sinks=list(range(params.repeats)),
+            gap=params.gap,
+            row_jitter=0.0,
+            value_sign="mixed",
+            keys=KEYS,
+            probe=PROBE_KEY,
+            batch=problems,
+            queries=TOKENS,
             quiet_values=params.other_values == "quiet",
-        )  # fmt: skip
+        )
         layer = plant_layer(self.name, params, seed)
         return replace(planted, q=queries(layer.tokens[:problems], layer.w_q, dtype))
 
@@ -229,23 +238,17 @@ def _reseeded(kernel: Kernel, name: str, step: int) -> Kernel:
     if step == 0 or "seed" not in kernel.option_names:  # the first call also notes launch facts
         return kernel
     own = kernel.options.model_dump()["seed"]
-    return kernel.configure(
-        seed=key_of(name, "rounding", own, step) >> 97
-    )  # 31 bits fit every kernel
+    return kernel.configure(seed=key_of(name, "rounding", own, step) >> 97)  # 31 bits fit every kernel
 
 
-def descend(
-    layer: Layer, inputs: Inputs, gradient: Gradient, params: Params, dtype: torch.dtype
-) -> Path:
+def descend(layer: Layer, inputs: Inputs, gradient: Gradient, params: Params, dtype: torch.dtype) -> Path:
     """Train W_Q by AdamW for `params.steps` steps; `gradient` gives O and dQ of a step's problem.
 
     inputs hold the problems of all seeds, [seeds·problems, 1, T, D]; every seed trains its own W_Q.
     """
     w_q, seeds = layer.w_q.clone(), len(layer.w_q)
     k, v, do = (x.unflatten(0, (seeds, -1)) for x in (inputs.k, inputs.v, inputs.do))
-    optimizer = torch.optim.AdamW(
-        [w_q], lr=params.lr, betas=BETAS, eps=params.eps, weight_decay=0.0
-    )
+    optimizer = torch.optim.AdamW([w_q], lr=params.lr, betas=BETAS, eps=params.eps, weight_decay=0.0)
     every = math.ceil(params.steps / CURVE_POINTS)
     leak, weights, row_max, logged = [], [], [], []
     error_ulp = math.nan
@@ -287,9 +290,7 @@ def plain_attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
 def drift_metrics(path: Path, drift: Tensor, fp32_drift: Tensor) -> Metrics:
     """What a run says; drift and fp32_drift [seeds], in learning rates a step."""
     leak = path.leak.mean(-1)  # of a step, [steps, seeds]
-    walk = leak.sum(0).square() / leak.square().sum(
-        0
-    )  # 1 for a random walk, `steps` for a directed one
+    walk = leak.sum(0).square() / leak.square().sum(0)  # 1 for a random walk, `steps` for a directed one
     return {
         **over_seeds("drift", drift),
         **over_seeds("drift_abs", drift.abs()),
@@ -316,14 +317,11 @@ def _rms(x: Tensor) -> float:
 
 
 @lru_cache(maxsize=2)
-def _planted(
-    case: Drift, params: Params, dtype: torch.dtype, seeds: int
-) -> tuple[Inputs, Layer, str]:
+def _planted(case: Drift, params: Params, dtype: torch.dtype, seeds: int) -> tuple[Inputs, Layer, str]:
     """Problems and layer of all seeds, and the digest over both; shared between kernels and `eps`."""
     layers = [plant_layer(case.name, params, seed) for seed in range(seeds)]
     x, w, u = (
-        torch.stack([getattr(layer, name) for layer in layers])
-        for name in ("tokens", "w_q", "direction")
+        torch.stack([getattr(layer, name) for layer in layers]) for name in ("tokens", "w_q", "direction")
     )
     h = hashlib.sha256(BaseCase.inputs_digest(case, params, dtype, seeds).encode())
     for tensor in (x, w):

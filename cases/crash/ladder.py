@@ -33,7 +33,7 @@ from cases.crash.train import (
     one_thread,
     spectral_norms,
     train,
-)  # fmt: skip
+)
 
 MAX_HEAD_DIM = 248  # the kernels take 256, and the probe needs a channel
 
@@ -70,9 +70,7 @@ class Params(CaseParams):
 
     @property
     def size(self) -> Size:
-        return Size(
-            self.layers, self.width, self.context, self.mlp_ratio, self.vocabulary, self.heads
-        )
+        return Size(self.layers, self.width, self.context, self.mlp_ratio, self.vocabulary, self.heads)
 
     @property
     def recipe(self) -> Recipe:
@@ -125,9 +123,17 @@ class Ladder(BaseCase):
         )
         with one_thread(), algorithms(deterministic=True):
             log = train(
-                model, text.to(device), offsets.to(device), kernel, params.recipe, size,
-                self.name, params.seed, dtype, plan,
-            )  # fmt: skip
+                model,
+                text.to(device),
+                offsets.to(device),
+                kernel,
+                params.recipe,
+                size,
+                self.name,
+                params.seed,
+                dtype,
+                plan,
+            )
         metrics = run_metrics(log)
         for layer, norms in enumerate(spectral_norms(model)):
             metrics |= {f"{weight}_norm_{layer}": norm for weight, norm in norms.items()}
@@ -162,9 +168,7 @@ def _refuse(kernel: Kernel, dtype: torch.dtype, seeds: int) -> None:
         raise Unsupported("trains in float32 or bfloat16: float16 would need loss scaling")
     bits, own = getattr(kernel.options, "mantissa_bits", None), FORMATS[dtype].mantissa_bits
     if bits is not None and bits > own:
-        raise Unsupported(
-            f"mantissa_bits {bits}: {dtype} stores {own}; set params.dtype to float32"
-        )
+        raise Unsupported(f"mantissa_bits {bits}: {dtype} stores {own}; set params.dtype to float32")
 
 
 def make_text(vocabulary: int) -> Tensor:

@@ -59,9 +59,7 @@ class Attention:
             o.register_hook(lambda do: setattr(self.seen[layer], "do", do.detach()))
         return o
 
-    def _probed(
-        self, layer: int, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> Tensor:
+    def _probed(self, layer: int, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         padded = F.pad(q, (0, 1))  # [B, H, T, D + 1]
         if self.look:
             padded.register_hook(

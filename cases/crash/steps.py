@@ -48,9 +48,14 @@ class Step:
         # A tensor, so that a graph sees it change; the CUDA kernel takes FP32, the CPU's a double.
         self.lr = torch.zeros((), dtype=torch.float32 if on_cuda else torch.float64, device=device)
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=self.lr, betas=recipe.betas, eps=recipe.eps, weight_decay=0.0,
-            fused=device.type in ("cpu", "cuda"), capturable=on_cuda,
-        )  # fmt: skip
+            self.parameters,
+            lr=self.lr,
+            betas=recipe.betas,
+            eps=recipe.eps,
+            weight_decay=0.0,
+            fused=device.type in ("cpu", "cuda"),
+            capturable=on_cuda,
+        )
 
     def load(self, starts: Tensor, lr: float) -> None:
         """Set what this step reads: where its sequences begin, int64 [B], and the learning rate."""
@@ -60,9 +65,7 @@ class Step:
     def gradients(self, attention: Attention) -> tuple[Tensor, Tensor]:
         """Loss and gradient norm before clipping (scalars on the device); gradients are clipped."""
         rows = self.text[self.starts[:, None] + self.span].long()  # [B, T + 1]
-        with torch.autocast(
-            self.text.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16
-        ):
+        with torch.autocast(self.text.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             logits = self.model(rows[:, :-1], attention)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
         self.optimizer.zero_grad(set_to_none=True)

@@ -46,9 +46,7 @@ class Log:
     gradient_norm: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     curves: dict[str, list[float]] = field(default_factory=dict)
-    leak: list[Tensor] = field(
-        default_factory=list
-    )  # [layers, B, H, T] of the steps in LEAK_WINDOW
+    leak: list[Tensor] = field(default_factory=list)  # [layers, B, H, T] of the steps in LEAK_WINDOW
 
 
 class Unread:
@@ -89,10 +87,18 @@ def batch_offsets(name: str, seed: int, steps: int, batch: int, length: int) -> 
 
 
 def train(
-    model: GPT, text: Tensor, offsets: Tensor, kernel: Kernel, recipe: Recipe, size: Size,
-    name: str, seed: int, dtype: torch.dtype = torch.float32, plan: Plan | None = None,
+    model: GPT,
+    text: Tensor,
+    offsets: Tensor,
+    kernel: Kernel,
+    recipe: Recipe,
+    size: Size,
+    name: str,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    plan: Plan | None = None,
     at_look: Callable[[int], None] = lambda now: None,
-) -> Log:  # fmt: skip
+) -> Log:
     """Train `model` in place on `text` [length] from `offsets` [steps, B]; stops after an explosion.
 
     `at_look` is called with the step once all before a look has been computed.
@@ -191,8 +197,7 @@ def spectral_norms(model: GPT) -> list[dict[str, float]]:
 def _largest_singular_values(weights: list[Tensor]) -> list[float]:
     if weights[0].device.type == "cpu":
         return [
-            float(torch.linalg.matrix_norm(w, ord=2)) if w.isfinite().all() else math.nan
-            for w in weights
+            float(torch.linalg.matrix_norm(w, ord=2)) if w.isfinite().all() else math.nan for w in weights
         ]
     # A decomposition takes a GPU longer than ten steps of training. With G = WᵀW and N = 2^12,
     # tr(G·G^N) / tr(G^N) is the mean of G's eigenvalues weighted by their N-th power: at most 0.2 %

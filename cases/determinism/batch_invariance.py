@@ -35,9 +35,7 @@ class BatchInvariance(BaseCase):
     name = "determinism/batch_invariance"
     Params = ProblemParams
     outputs = ("o", "dq", "dk", "dv")
-    headline = Headline(
-        "differing_max", "largest share of values that change with the batch", "{:.3g}"
-    )
+    headline = Headline("differing_max", "largest share of values that change with the batch", "{:.3g}")
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, ProblemParams)
@@ -53,9 +51,7 @@ class BatchInvariance(BaseCase):
         inputs = self.all_inputs(params, dtype, seeds)
         together = forward_backward(kernel, backend, inputs)
         size = inputs.q.shape[0]
-        alone = [
-            forward_backward(kernel, backend, _take(inputs, torch.tensor([i]))) for i in range(size)
-        ]
+        alone = [forward_backward(kernel, backend, _take(inputs, torch.tensor([i]))) for i in range(size)]
         order = torch.arange(size - 1, -1, -1)
         flipped = forward_backward(kernel, backend, _take(inputs, order))
         metrics: Metrics = {}

@@ -56,9 +56,7 @@ class RunToRun(BaseCase):
         first: dict[str, str] = {}
         for _ in range(params.repeats):
             digests = forward_backward(kernel, backend, inputs).digests()
-            digests |= {
-                k: v for k, v in forward_only(kernel, backend, inputs)[1].items() if k == "lse"
-            }
+            digests |= {k: v for k, v in forward_only(kernel, backend, inputs)[1].items() if k == "lse"}
             first = first or digests
             for name, value in digests.items():
                 seen[name].add(value)

@@ -53,9 +53,7 @@ def needed(library: Path) -> set[str]:
 def main(directory: Path) -> None:
     npu, torch = package("torch_npu"), package("torch")
     own = [*npu.glob("_C*.so"), *(npu / "lib").glob("libt*.so"), npu / "lib" / "libnpu_profiler.so"]
-    system = re.compile(
-        r"lib(c10|torch\w*|stdc\+\+|m|gcc_s|pthread|c|dl|rt|tensorpipe|npu_profiler)\.so|ld-"
-    )
+    system = re.compile(r"lib(c10|torch\w*|stdc\+\+|m|gcc_s|pthread|c|dl|rt|tensorpipe|npu_profiler)\.so|ld-")
     missing = {name for library in own for name in needed(library) if not system.match(name)}
     offered = [*own, *(torch / "lib").glob("lib*.so*")]
     wanted = set().union(*(symbols(library, "--undefined-only") for library in own))

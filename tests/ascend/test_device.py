@@ -29,10 +29,7 @@ def relative_errors(kernel: Any, backend: Any, x: Inputs) -> dict[str, float]:
     ref = attention_reference(x)
     with backend.deterministic():
         grads = forward_backward(kernel, backend, x)
-    pairs = {
-        name: (getattr(grads, name).double(), getattr(ref, name))
-        for name in ("o", "dq", "dk", "dv")
-    }
+    pairs = {name: (getattr(grads, name).double(), getattr(ref, name)) for name in ("o", "dq", "dk", "dv")}
     return {name: float((a - b).abs().max() / b.abs().max()) for name, (a, b) in pairs.items()}
 
 

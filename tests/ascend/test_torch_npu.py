@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
 from npu_double import FIXTURE, VERSIONS
 
 torch_npu = pytest.importorskip(
-    "torch_npu", exc_type=ImportError,
+    "torch_npu",
+    exc_type=ImportError,
     reason="torch_npu does not load here; .ci/ascend-torch-npu runs these over stand-ins for CANN",
-)  # fmt: skip
+)
 if not torch.npu.is_available():
     pytest.skip("torch_npu sees no NPU", allow_module_level=True)
 
@@ -44,9 +45,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.calls: dict[str, dict[str, Any]] = {}
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         arguments = function._schema.arguments
         defaults = {argument.name: argument.default_value for argument in arguments}
         given = dict(zip(defaults, args, strict=False)) | (kwargs or {})
@@ -122,9 +121,7 @@ def test_fake_outputs_are_the_recorded_ones() -> None:
 def test_the_vendors_kernel_forward_and_backward(layout: str, causal: bool) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True), Recorder() as recorder:
         q, k, v = qkv()
-        o, m, total = (
-            KERNELS["npu-fusion/stock"].configure(layout=layout).run(q, k, v, causal, None)
-        )  # type: ignore[attr-defined]
+        o, m, total = KERNELS["npu-fusion/stock"].configure(layout=layout).run(q, k, v, causal, None)  # type: ignore[attr-defined]
         assert (o.shape, o.dtype) == (q.shape, q.dtype)
         assert m.shape == total.shape == q.shape[:3]
         assert m.dtype == total.dtype == torch.float32
@@ -207,11 +204,17 @@ def test_facts() -> None:
 @pytest.mark.parametrize("soc", ["Ascend910B1", "Ascend910B4"])
 @pytest.mark.skipif(not STAND_IN, reason="the device has its own name")
 def test_the_soc_is_recognised(soc: str) -> None:
-    code = "import bench, torch, torch_npu; from backends import ascend; print(ascend.create().facts().identity)"
+    code = (
+        "import bench, torch, torch_npu; from backends import ascend; print(ascend.create().facts().identity)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"STUB_SOC": soc},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"STUB_SOC": soc},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     identity = ast.literal_eval(done.stdout.splitlines()[-1])
     assert identity["accelerator"] == soc
     assert identity["soc_version"] == {"1": 220, "4": 224}[soc[-1]]
@@ -240,9 +243,7 @@ def test_events_and_memory() -> None:
     assert len(times) == 3
     assert all(time >= 0 for time in times)
     kept = []
-    size = backend.memory_of(
-        lambda: kept.append(torch.empty(2**20, dtype=torch.int8, device="npu"))
-    )
+    size = backend.memory_of(lambda: kept.append(torch.empty(2**20, dtype=torch.int8, device="npu")))
     assert 2**20 <= size < 2**22
     assert backend.peak_memory() >= size
 
@@ -271,9 +272,8 @@ print(met)
 """
     launched = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | launched,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | launched, capture_output=True, text=True
+    )
     assert done.stdout.splitlines()[-1:] == ["['cpu:gloo,npu:hccl']"], done.stderr
 
 

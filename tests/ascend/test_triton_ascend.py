@@ -39,10 +39,12 @@ from backends.kernels.triton_tiles import ASCEND, Tile, default_config
 CHIPS = ("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4")
 BISHENG = Path(importlib.util.find_spec("ascendnpuir").origin).parent / "bin" / "bishengir-compile"  # type: ignore[union-attr,arg-type]
 OPTIONS = [  # as triton-ascend's own last stage passes them for these chips
-    "--enable-auto-multi-buffer=True", "--enable-auto-bind-sub-block=True",
-    "--enable-hfusion-compile=true", "--enable-hivm-compile=true",
+    "--enable-auto-multi-buffer=True",
+    "--enable-auto-bind-sub-block=True",
+    "--enable-hfusion-compile=true",
+    "--enable-hivm-compile=true",
     "--enable-triton-kernel-compile=true",
-]  # fmt: skip
+]
 HIVMC = """#!/bin/sh
 test "$1" = --version && exec echo "hivmc 0.0.0"
 while test $# -gt 0; do
@@ -81,10 +83,16 @@ def linalg(name: str, fix: str, head_dim: int, dtype: torch.dtype, causal: bool,
     """The kernel as linalg IR, the form that triton-ascend hands to bishengir-compile."""
     kernel = KERNELS[name]
     constants = {
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "HEAD_DIM": head_dim, "CAUSAL": causal,
-        "DTYPE": ops.TRITON_DTYPES[dtype], "PRECISION": "ieee", "TMA": False, "IN_REGISTERS": False,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "HEAD_DIM": head_dim,
+        "CAUSAL": causal,
+        "DTYPE": ops.TRITON_DTYPES[dtype],
+        "PRECISION": "ieee",
+        "TMA": False,
+        "IN_REGISTERS": False,
         **switches(name, fix, dtype),
-    }  # fmt: skip
+    }
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     signature = {}
     for argument in kernel.arg_names:
@@ -111,21 +119,28 @@ def linalg(name: str, fix: str, head_dim: int, dtype: torch.dtype, causal: bool,
     return str(compiler._parse_linalg_metadata(text, metadata)[0])
 
 
-def bisheng(
-    text: str, chip: str, path: str, folder: Path, *more: str
-) -> subprocess.CompletedProcess[str]:
+def bisheng(text: str, chip: str, path: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     (folder / "kernel.mlir").write_text(text)
     command = [BISHENG, folder / "kernel.mlir", f"--target={chip}", *OPTIONS, *more]
     return subprocess.run(
-        [*command, "-o", folder / "kernel.out"], env=os.environ | {"PATH": path},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        [*command, "-o", folder / "kernel.out"],
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 def check_compiles(
-    name: str, fix: str, head_dim: int, dtype: torch.dtype, chip: str, path: str, folder: Path,
+    name: str,
+    fix: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    chip: str,
+    path: str,
+    folder: Path,
     causal: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     tile = getattr(default_config(head_dim, dtype, ASCEND, FIXES[fix].stochastic), name)
     done = bisheng(linalg(name, fix, head_dim, dtype, causal, tile), chip, path, folder)
     where = f"{name} {fix} D={head_dim} {dtype} {chip}"
@@ -157,17 +172,17 @@ def test_every_head_dim_and_dtype_compiles(
 ) -> None:
     """On the chip with the least memory, under the fix that needs the most on chip."""
     for name, fix in (
-        ("forward", "stabilized+consistent_l"), ("forward", "stochastic"), ("dq", "delta_fp32"),
+        ("forward", "stabilized+consistent_l"),
+        ("forward", "stochastic"),
+        ("dq", "delta_fp32"),
         ("dkdv", "stock"),
-    ):  # fmt: skip
+    ):
         check_compiles(name, fix, head_dim, dtype, "Ascend910B4", path, tmp_path)
 
 
 def test_without_a_causal_mask(path: str, tmp_path: Path) -> None:
     for name in KERNELS:
-        check_compiles(
-            name, "stock", 64, torch.bfloat16, "Ascend910B2", path, tmp_path, causal=False
-        )
+        check_compiles(name, "stock", 64, torch.bfloat16, "Ascend910B2", path, tmp_path, causal=False)
 
 
 def test_the_compiler_refuses_tiles_that_do_not_fit(path: str, tmp_path: Path) -> None:
@@ -180,9 +195,7 @@ def test_the_compiler_refuses_tiles_that_do_not_fit(path: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_casts_to_half_precision_are_nearest_even(
-    dtype: torch.dtype, path: str, tmp_path: Path
-) -> None:
+def test_casts_to_half_precision_are_nearest_even(dtype: torch.dtype, path: str, tmp_path: Path) -> None:
     short = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
     for name, fix in (("forward", "delta_fp32"), ("dq", "stock"), ("dkdv", "stock")):
         tile = getattr(default_config(64, dtype, ASCEND), name)

@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FIXTURE = json.loads(
-    (Path(__file__).parents[1] / "fixtures" / "torch_npu_schemas.json").read_text()
-)
+FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "torch_npu_schemas.json").read_text())
 VERSIONS: dict[str, Any] = FIXTURE["versions"]
 FORWARD, GRADIENT = "npu_fusion_attention", "npu_fusion_attention_grad"
 
@@ -64,13 +62,26 @@ def _logits(q: Tensor, k: Tensor, mask: Tensor | None, sparse_mode: int, scale: 
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str,
-    pse: None = None, padding_mask: None = None, atten_mask: Tensor | None = None,
-    scale: float = 1.0, keep_prob: float = 1.0, pre_tockens: int = 2**31 - 1,
-    next_tockens: int = 2**31 - 1, inner_precise: int = 0, prefix: None = None,
-    actual_seq_qlen: list[int] | None = None, actual_seq_kvlen: list[int] | None = None,
-    sparse_mode: int = 0, *_: Any, **__: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: None = None,
+    padding_mask: None = None,
+    atten_mask: Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = 2**31 - 1,
+    next_tockens: int = 2**31 - 1,
+    inner_precise: int = 0,
+    prefix: None = None,
+    actual_seq_qlen: list[int] | None = None,
+    actual_seq_kvlen: list[int] | None = None,
+    sparse_mode: int = 0,
+    *_: Any,
+    **__: Any,
+) -> tuple[Any, ...]:
     q = _heads_first(query, input_layout, actual_seq_qlen)
     k, v = (_heads_first(x, input_layout, actual_seq_kvlen) for x in (key, value))
     assert q.shape[1] == head_num
@@ -86,10 +97,21 @@ def _attention(
 
 
 def _gradient(
-    query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, *,
-    atten_mask: Tensor | None = None, softmax_max: Tensor, softmax_sum: Tensor,
-    attention_in: Tensor, scale_value: float = 1.0, sparse_mode: int = 0, **_: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    atten_mask: Tensor | None = None,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    attention_in: Tensor,
+    scale_value: float = 1.0,
+    sparse_mode: int = 0,
+    **_: Any,
+) -> tuple[Tensor, ...]:
     q, do, o = (_heads_first(x, input_layout, None) for x in (query, dy, attention_in))
     k, v = (_heads_first(x, input_layout, None) for x in (key, value))
     groups = head_num // k.shape[1]

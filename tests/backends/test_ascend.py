@@ -24,9 +24,7 @@ from bench.run.engine import offered_kernels
 from bench.run.plan import make_plan
 
 HERE = importlib.util.find_spec("torch_npu") is not None
-pytestmark = pytest.mark.skipif(
-    HERE, reason="torch_npu is installed: tests/ascend has these with it"
-)
+pytestmark = pytest.mark.skipif(HERE, reason="torch_npu is installed: tests/ascend has these with it")
 
 
 @pytest.fixture(autouse=True)

@@ -44,9 +44,13 @@ def test_without_a_gpu_the_reason_is_clear() -> None:
     ],
 )
 def test_every_reason(
-    monkeypatch: pytest.MonkeyPatch, hip: str | None, version: str | None, available: bool,
-    capability: tuple[int, int], expected: str | None,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    hip: str | None,
+    version: str | None,
+    available: bool,
+    capability: tuple[int, int],
+    expected: str | None,
+) -> None:
     monkeypatch.setattr(torch, "version", SimpleNamespace(hip=hip, cuda=version))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
@@ -96,9 +100,7 @@ def test_triton_kernels_are_offered_for_every_fix_where_triton_is_installed() ->
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128, 256])
-def test_every_chip_and_head_dim_has_pinned_tiles(
-    capability: tuple[int, int], head_dim: int
-) -> None:
+def test_every_chip_and_head_dim_has_pinned_tiles(capability: tuple[int, int], head_dim: int) -> None:
     family = PINNED[{(9, 0): "sm90", (10, 0): "sm100"}.get(capability, "sm80")]
     tightest = min(limit for limit in family if limit >= head_dim)
     assert default_config(head_dim, torch.bfloat16, capability) == family[tightest]
@@ -174,13 +176,20 @@ def test_out_of_memory_is_a_row_and_the_run_goes_on() -> None:
     rows = [
         run_unit(
             Unit(
-                case="speed/attention", case_version=1, backend="cuda", kernel=kernel, dtype="bfloat16", seeds=1,
-                params={**size, "tokens": tokens}, options={},
+                case="speed/attention",
+                case_version=1,
+                backend="cuda",
+                kernel=kernel,
+                dtype="bfloat16",
+                seeds=1,
+                params={**size, "tokens": tokens},
+                options={},
             ),
-            backend.kernels()[kernel], backend,
+            backend.kernels()[kernel],
+            backend,
         )
         for kernel, tokens in (("sdpa-math/stock", 32768), ("triton/stock", 1024))
-    ]  # fmt: skip
+    ]
     assert rows[0].status == "error"
     assert "out of memory" in str(rows[0].reason)
     assert rows[1].status == "ok", rows[1].reason
@@ -194,8 +203,7 @@ def test_pytorchs_kernels_repeat_their_gradients_bit_for_bit(name: str) -> None:
     kernel = backend.kernels()[name]
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v, do = (
-        torch.randn(4, 12, 2048, 64, generator=generator, device="cuda").bfloat16()
-        for _ in range(4)
+        torch.randn(4, 12, 2048, 64, generator=generator, device="cuda").bfloat16() for _ in range(4)
     )
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     digests = set()

@@ -172,9 +172,7 @@ def test_strided_tensors_and_gradients_are_taken() -> None:
     strided = Inputs(q, k, v, do, causal=x.causal)
     assert not strided.do.is_contiguous()
     for name, value in results(kernel, strided).items():
-        torch.testing.assert_close(
-            value, results(kernel, x)[name], rtol=2**-6, atol=2**-6, msg=name
-        )
+        torch.testing.assert_close(value, results(kernel, x)[name], rtol=2**-6, atol=2**-6, msg=name)
     q = x.q.clone().requires_grad_()
     kernel(q, x.k, x.v, causal=True).sum().backward()  # an expanded upstream gradient
     ones = Inputs(x.q, x.k, x.v, torch.ones_like(x.do), True)
@@ -280,9 +278,7 @@ def test_every_bit_of_a_literal_transcription(policy: str, fix: str) -> None:
 
     # Scores on a coarse grid, so that maxima repeat within tiles and across them.
     q, k = (np.round(2 * noise(name, 200, 1, n, 2)) / 2 for name, n in (("q", 2), ("k", 6)))
-    x = Inputs.quantized(
-        torch.bfloat16, q, k, noise("v", 200, 1, 6, 2), noise("do", 200, 1, 2, 2), scale=0.7
-    )
+    x = Inputs.quantized(torch.bfloat16, q, k, noise("v", 200, 1, 6, 2), noise("do", 200, 1, 2, 2), scale=0.7)
     spec = Spec(policy, FIXES[fix], tile=2, seed=3)  # type: ignore[arg-type]
     out = eager_forward(x.q, x.k, x.v, False, 0.7, spec)
     oracle = Oracle(policy, fix, x)
@@ -374,9 +370,7 @@ def test_nan_scores_propose_nan_and_never_fire() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("fix", FIXES)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_fully_masked_row_gives_zero_and_no_nan(
-    policy: str, fix: str, dtype: torch.dtype
-) -> None:
+def test_a_fully_masked_row_gives_zero_and_no_nan(policy: str, fix: str, dtype: torch.dtype) -> None:
     x, ref = problem((2, 2, 2, 5, 5, 16, True), dtype)
     mask = torch.ones(5, 5, dtype=torch.bool)
     mask[0] = mask[3] = False
@@ -522,9 +516,8 @@ def test_large_logits_pick_the_maximum(policy: str, fix: str, dtype: torch.dtype
 
 def leak_of(name: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:
     x = sink_inputs(
-        "test/leak", 0, dtype, sinks=[0, 1], gap=12.0, row_jitter=0.5, value_sign="mixed",
-        probe=PROBE_KEY,
-    )  # fmt: skip
+        "test/leak", 0, dtype, sinks=[0, 1], gap=12.0, row_jitter=0.5, value_sign="mixed", probe=PROBE_KEY
+    )
     grads = forward_backward(KERNELS[name], CpuBackend(), x)
     leak = grads.dq[..., 0].double() / (SCALE * PROBE_KEY)
     return leak_metrics(leak, attention_reference(x), 1)
@@ -650,13 +643,9 @@ def test_error_follows_the_mantissa_bits(policy: str, bits: int) -> None:
 def test_rounding_toward_zero_shrinks_o(policy: str) -> None:
     x, ref = problem(LARGE[0], torch.bfloat16)
     kernel = KERNELS[f"eager-{policy}/stock"].configure(tile=0)
-    near, zero = (
-        kernel.configure(rounding=r)(x.q, x.k, x.v, causal=True) for r in ("rne", "toward_zero")
-    )
+    near, zero = (kernel.configure(rounding=r)(x.q, x.k, x.v, causal=True) for r in ("rne", "toward_zero"))
     assert (zero.abs() <= near.abs()).all()
-    drift = [
-        ((o.double() - ref.o) * ref.o.sign()).mean() / ref.o.abs().mean() for o in (near, zero)
-    ]
+    drift = [((o.double() - ref.o) * ref.o.sign()).mean() / ref.o.abs().mean() for o in (near, zero)]
     assert abs(drift[0]) < 2e-4
     assert drift[1] < -1e-3
 
@@ -668,9 +657,16 @@ def test_options_are_typed_and_named() -> None:
     assert kernel.options.beta == 2.0
     assert changed.spec.beta == 7.0
     for bad in (
-        {"betta": 2.0}, {"beta": 0.5}, {"beta": math.nan}, {"tile": -1}, {"tile": 1.5},
-        {"mantissa_bits": 0}, {"mantissa_bits": 24}, {"rounding": "up"}, {"seed": -1},
-    ):  # fmt: skip
+        {"betta": 2.0},
+        {"beta": 0.5},
+        {"beta": math.nan},
+        {"tile": -1},
+        {"tile": 1.5},
+        {"mantissa_bits": 0},
+        {"mantissa_bits": 24},
+        {"rounding": "up"},
+        {"seed": -1},
+    ):
         with pytest.raises(ValidationError, match=next(iter(bad))):
             kernel.configure(**bad)
 
@@ -679,9 +675,7 @@ def test_options_are_typed_and_named() -> None:
 def test_every_option_that_a_kernel_names_changes_its_bits(name: str) -> None:
     x, _ = problem(LARGE[0], torch.bfloat16)
     kernel = KERNELS[name]
-    other = {
-        "tile": 5, "beta": 4.0, "tol": 1.0, "mantissa_bits": 5, "rounding": "toward_zero", "seed": 9,
-    }  # fmt: skip
+    other = {"tile": 5, "beta": 4.0, "tol": 1.0, "mantissa_bits": 5, "rounding": "toward_zero", "seed": 9}
     assert kernel.option_names <= other.keys()
     base = kernel.forward(x.q, x.k, x.v, causal=True)
     for option in other:
@@ -733,9 +727,7 @@ F32, BF16 = torch.float32, torch.bfloat16
         (tensors(dtypes=(torch.int64,) * 3), Unsupported, r"^dtype int64"),
     ],
 )
-@pytest.mark.parametrize(
-    "name", ["eager-stored/stock", "eager-fused/stabilized", "sdpa-math/stock"]
-)
+@pytest.mark.parametrize("name", ["eager-stored/stock", "eager-fused/stabilized", "sdpa-math/stock"])
 def test_bad_arguments_are_refused_by_name(
     name: str, args: list[Tensor], error: type[Exception], match: str
 ) -> None:
@@ -755,9 +747,7 @@ def test_too_many_mantissa_bits_for_the_dtype_are_refused() -> None:
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("shape", [(0, 4, 3, 16), (1, 4, 0, 16)])
 def test_zero_size_batches_work(name: str, shape: tuple[int, ...]) -> None:
-    q, k, v = (
-        t.requires_grad_() for t in tensors(q=shape, k=(shape[0], 2, 5, 16), v=(shape[0], 2, 5, 16))
-    )
+    q, k, v = (t.requires_grad_() for t in tensors(q=shape, k=(shape[0], 2, 5, 16), v=(shape[0], 2, 5, 16)))
     o = KERNELS[name](q, k, v, causal=True)
     assert o.shape == shape
     grads = torch.autograd.grad(o.sum(), (q, k, v))

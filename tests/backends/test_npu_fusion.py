@@ -129,12 +129,20 @@ BNSD, TND = tensors((1, 4, 8, 16), (1, 2, 8, 16)), tensors((8, 4, 16), (8, 2, 16
 @pytest.mark.parametrize(
     ("message", "qkv", "arguments"),
     [
-        ("q: dtype torch.float64; allowed: bfloat16, float16, float32", tensors((1, 4, 8, 16), (1, 2, 8, 16), torch.float64), {}),
+        (
+            "q: dtype torch.float64; allowed: bfloat16, float16, float32",
+            tensors((1, 4, 8, 16), (1, 2, 8, 16), torch.float64),
+            {},
+        ),
         ("head_dim 776: this kernel takes up to 768", tensors((1, 4, 8, 776), (1, 2, 8, 776)), {}),
         ("q: 4 heads are not a multiple of k's 3", tensors((1, 4, 8, 16), (1, 3, 8, 16)), {}),
         ("q: 4 heads are not a multiple of k's 0", tensors((1, 4, 8, 16), (1, 0, 8, 16)), {}),
         ("k: batch of 2; q has 1", tensors((1, 4, 8, 16), (2, 2, 8, 16)), {}),
-        ("k: torch.float16 on cpu, but q is torch.bfloat16", (BNSD[0], *tensors((1, 4, 8, 16), (1, 2, 8, 16), torch.float16)[1:]), {}),
+        (
+            "k: torch.float16 on cpu, but q is torch.bfloat16",
+            (BNSD[0], *tensors((1, 4, 8, 16), (1, 2, 8, 16), torch.float16)[1:]),
+            {},
+        ),
         ("q: 4 dimensions; layout TND has 3", BNSD, {"layout": "TND"}),
         ("layout: 'XYZ'; allowed: BNSD, BSND, TND", BNSD, {"layout": "XYZ"}),
         ("ends_q: layout TND needs the cumulative lengths", TND, {"layout": "TND"}),
@@ -146,12 +154,20 @@ BNSD, TND = tensors((1, 4, 8, 16), (1, 2, 8, 16)), tensors((8, 4, 16), (8, 2, 16
         ("sparse_mode: 4; allowed with causal: 2", BNSD, {"causal": True, "sparse_mode": 4}),
         ("mask: not with causal", BNSD, {"causal": True, "mask": torch.zeros(8, 8, dtype=torch.bool)}),
         ("atten_mask: torch.float32; allowed: bool", BNSD, {"mask": torch.zeros(8, 8)}),
-        ("atten_mask: [1, 8, 8]; allowed: [8, 8], [1, 1, 8, 8], [1, 4, 8, 8]", BNSD, {"mask": torch.zeros(1, 8, 8, dtype=torch.bool)}),
+        (
+            "atten_mask: [1, 8, 8]; allowed: [8, 8], [1, 1, 8, 8], [1, 4, 8, 8]",
+            BNSD,
+            {"mask": torch.zeros(1, 8, 8, dtype=torch.bool)},
+        ),
         ("atten_mask: [8, 7]; allowed: [8, 8]", BNSD, {"mask": torch.zeros(8, 7, dtype=torch.bool)}),
         ("atten_mask: [1, 3, 8, 8]; allowed", BNSD, {"mask": torch.zeros(1, 3, 8, 8, dtype=torch.bool)}),
-        ("atten_mask: with layout TND only the causal one", TND, {"layout": "TND", "ends_q": [8], "ends_kv": [8], "mask": torch.zeros(8, 8, dtype=torch.bool)}),
+        (
+            "atten_mask: with layout TND only the causal one",
+            TND,
+            {"layout": "TND", "ends_q": [8], "ends_kv": [8], "mask": torch.zeros(8, 8, dtype=torch.bool)},
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_named(message: str, qkv: tuple[Tensor, ...], arguments: Any) -> None:
     asked = {"layout": "BNSD", "causal": False, "scale": 0.25} | arguments
     schema = torch._C.parse_schema(recorded("2.13.0", FORWARD))

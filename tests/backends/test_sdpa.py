@@ -30,9 +30,7 @@ SHAPES = [  # batch, kv heads, query heads a kv head, queries, keys, head_dim
 ]
 
 
-def problem(
-    shape: tuple[int, ...], causal: bool, dtype: torch.dtype, scale: float | None = None
-) -> Inputs:
+def problem(shape: tuple[int, ...], causal: bool, dtype: torch.dtype, scale: float | None = None) -> Inputs:
     batch, kv_heads, groups, queries, keys, dim = shape
     rows, cols = (batch, kv_heads * groups, queries, dim), (batch, kv_heads, keys, dim)
     arrays = [
@@ -65,9 +63,7 @@ def results(kernel: SdpaKernel, x: Inputs) -> dict[str, Tensor]:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", KERNELS)
-def test_equals_the_reference(
-    name: str, shape: tuple[int, ...], causal: bool, dtype: torch.dtype
-) -> None:
+def test_equals_the_reference(name: str, shape: tuple[int, ...], causal: bool, dtype: torch.dtype) -> None:
     """Causal with queries ≠ keys is top-left aligned: the reference is, so this pins it."""
     x = problem(shape, causal, dtype)
     ref = attention_reference(x)

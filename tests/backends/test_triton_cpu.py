@@ -135,9 +135,11 @@ def philox_lane0(counter, key):
     for _ in range(10):
         product0, product1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
         c = [
-            (product1 >> np.uint64(32)) ^ c[1] ^ k0, product1 & low,
-            (product0 >> np.uint64(32)) ^ c[3] ^ k1, product0 & low,
-        ]  # fmt: skip
+            (product1 >> np.uint64(32)) ^ c[1] ^ k0,
+            product1 & low,
+            (product0 >> np.uint64(32)) ^ c[3] ^ k1,
+            product0 & low,
+        ]
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
     return c[0].astype(np.uint32)
 
@@ -152,12 +154,8 @@ def interpret_everything():
         for fix in ops.FIXES:
             results[f"{fix}-odd-{causal}"] = relative_errors(SHAPES["odd"], causal, fix, False)
         for name in ("one", "gqa", "long_queries"):
-            results[f"stock-{name}-{causal}"] = relative_errors(
-                SHAPES[name], causal, "stock", False
-            )
-        results[f"delta_dp-gqa-{causal}"] = relative_errors(
-            SHAPES["gqa"], causal, "delta_dp", False
-        )
+            results[f"stock-{name}-{causal}"] = relative_errors(SHAPES[name], causal, "stock", False)
+        results[f"delta_dp-gqa-{causal}"] = relative_errors(SHAPES["gqa"], causal, "delta_dp", False)
         # the descriptor path of sm90, interpreted
         results[f"tma-gqa-{causal}"] = relative_errors(SHAPES["gqa"], causal, "delta_fp32", True)
         # the bare pointers of triton-ascend, interpreted
@@ -249,10 +247,15 @@ def compile_ahead(name, capability, head_dim, tile, type_name="bf16", **constant
     rows = {"m": tile.block_m, "n": tile.block_n}
     padded = triton.next_power_of_2(head_dim)
     constants |= {
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "HEAD_DIM": head_dim, "TMA": tma,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "HEAD_DIM": head_dim,
+        "TMA": tma,
         "DTYPE": {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[type_name],
-        "PRECISION": "ieee", "IN_REGISTERS": tile.in_registers, "group": 1,
-    }  # fmt: skip
+        "PRECISION": "ieee",
+        "IN_REGISTERS": tile.in_registers,
+        "group": 1,
+    }
     signature, attributes = {}, {}
     for i, argument in enumerate(kernel.arg_names):
         aligned = [["tt.divisibility", 16]]
@@ -305,9 +308,13 @@ def check_compiled(name, capability, head_dim, tile, spill_limit=0, **constants)
 
 
 FORWARD = {
-    "SHIFT": 0, "CONSISTENT_L": False, "RESIDUAL": False, "ROUND_BITS": 0, "TRACE": False,
+    "SHIFT": 0,
+    "CONSISTENT_L": False,
+    "RESIDUAL": False,
+    "ROUND_BITS": 0,
+    "TRACE": False,
     "CAUSAL": True,
-}  # fmt: skip
+}
 BACKWARD = {"CAUSAL": True, "RESIDUAL": False, "DELTA_DP": False}
 aot = pytest.mark.skipif(INTERPRETED, reason="kernels are interpreted in this process")
 
@@ -404,9 +411,7 @@ def test_a_descriptor_made_again_is_the_one_that_triton_checked(monkeypatch):
         for block in (64, 128):
             for x in unlike():
                 found = ops._argument(x, block)
-                fresh = ops.TensorDescriptor(
-                    x, list(x.shape), [*ops._pointer(x)[1:], 1], [1, 1, block, 64]
-                )
+                fresh = ops.TensorDescriptor(x, list(x.shape), [*ops._pointer(x)[1:], 1], [1, 1, block, 64])
                 assert {**vars(found), "base": 0} == {**vars(fresh), "base": 0}
                 assert found.base is x
     assert len(ops._fields) == 2 * len(unlike())
@@ -427,9 +432,7 @@ def test_a_row_descriptor_made_again_has_the_rows_of_its_tensor(monkeypatch):
 
 
 def test_layouts_that_no_descriptor_takes_are_copied():
-    odd_rows = torch.zeros(2, 4, 40, 65, dtype=torch.bfloat16)[
-        ..., :64
-    ]  # 130 bytes from row to row
+    odd_rows = torch.zeros(2, 4, 40, 65, dtype=torch.bfloat16)[..., :64]  # 130 bytes from row to row
     assert odd_rows.data_ptr() % 16 == 0
     for _ in range(2):
         assert ops._addressable(odd_rows).is_contiguous()

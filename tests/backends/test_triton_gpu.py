@@ -119,9 +119,7 @@ def test_error_no_worse_than_pytorch(shape, causal):
     exact = reference(q, k, v, do, causal)
     theirs = pytorch_fused(q, k, v, do, causal)
     for fix in FIXES:
-        got = outputs_and_grads(
-            lambda *a, fix=fix: triton_attention(*a, causal=causal, fix=fix), q, k, v, do
-        )
+        got = outputs_and_grads(lambda *a, fix=fix: triton_attention(*a, causal=causal, fix=fix), q, k, v, do)
         assert_no_worse(got, theirs, exact, ALLOWED.get(fix, 1.5), fix)
 
 
@@ -317,10 +315,12 @@ def test_stochastic_rounding_depends_on_the_seed_alone():
         q, k, v, True, 0.125, "delta_fp32", 2.0, 1e-3, 0, default_config(64, q.dtype, (9, 0))
     )
     unrounded = stock.double() + residual.double()
-    mean = sum(
-        triton_attention(q, k, v, causal=True, fix="stochastic", seed=seed).double()
-        for seed in range(64)
-    ) / 64  # fmt: skip
+    mean = (
+        sum(
+            triton_attention(q, k, v, causal=True, fix="stochastic", seed=seed).double() for seed in range(64)
+        )
+        / 64
+    )
     # one rounding at random: variance ulp^2 / 6; the mean of 64: a fifth of RNE's ulp / sqrt(12)
     assert rms(mean - unrounded) < 0.25 * rms(stock - unrounded)
 

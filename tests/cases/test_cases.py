@@ -78,7 +78,7 @@ def verdict(name: str, metrics: dict[str, float], **params: Any) -> str:
         ("eager-fused/stochastic", {}, -0.01, 0.01, "pass"),
         ("sdpa-math/stock", {}, -0.035, 0.005, "pass"),
     ],
-)  # fmt: skip
+)
 def test_tie_break_figures(
     kernel: str, params: dict[str, Any], low: float, high: float, expected: str
 ) -> None:
@@ -111,9 +111,8 @@ def test_tie_break_vanishes_in_float32_and_is_found_with_seven_of_its_bits() -> 
     wide, _, _ = run("bias/tie_break", "eager-stored/stock", dtype=torch.float32, seeds=2)
     assert wide["max_p_mean"] > 0.49
     narrow, _, _ = run(
-        "bias/tie_break", "eager-stored/stock", dtype=torch.float32, seeds=2,
-        options={"mantissa_bits": 7},
-    )  # fmt: skip
+        "bias/tie_break", "eager-stored/stock", dtype=torch.float32, seeds=2, options={"mantissa_bits": 7}
+    )
     # Both in ulps of FP32: 2^-16 of those of BF16. Values of 24 bits make fewer ties than BF16's.
     assert abs(wide["aligned_ulp_mean"]) < 1
     assert narrow["aligned_ulp_mean"] * 2.0**-16 > 0.05
@@ -198,9 +197,8 @@ def test_the_bias_needs_no_tiling(tile: int) -> None:
 def test_the_shift_cannot_see_sinks_in_two_tiles(policy: str) -> None:
     def o(fix: str, placement: str, tile: int) -> str:
         _, _, found = run(
-            "bias/tile_size", f"eager-{policy}/{fix}", seeds=2, placement=placement,
-            options={"tile": tile},
-        )  # fmt: skip
+            "bias/tile_size", f"eager-{policy}/{fix}", seeds=2, placement=placement, options={"tile": tile}
+        )
         return found.digests["o"]
 
     assert o("stabilized", "across_tiles", 128) == o("stock", "across_tiles", 128)
@@ -325,9 +323,7 @@ def test_step_gradients_by_hand() -> None:
     assert found.shape == (1, 64, 64, 3)
     step = 5
     pk = ref.p[step, 0] @ ref.k[step, 0]
-    expected = sum(
-        ref.scale * delta[step, 0, t] * torch.outer(pk[t], x[0, step, t]) for t in range(64)
-    )
+    expected = sum(ref.scale * delta[step, 0, t] * torch.outer(pk[t], x[0, step, t]) for t in range(64))
     torch.testing.assert_close(found[0, step], expected)
 
 
@@ -403,9 +399,12 @@ def test_table_mismatches_finds_a_wrong_cast(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_bf16_addition_verdict(changes: dict[str, float], expected: str) -> None:
     metrics = {
-        "aligned_ulp_mean": 0.47, "aligned_ulp_z": 50.0, "nonfinite_fraction": 0.0,
-        "table_mismatches": 0.0, "abs_ulp_mean": 0.25,
-    }  # fmt: skip
+        "aligned_ulp_mean": 0.47,
+        "aligned_ulp_z": 50.0,
+        "nonfinite_fraction": 0.0,
+        "table_mismatches": 0.0,
+        "abs_ulp_mean": 0.25,
+    }
     assert verdict("bias/bf16_addition", metrics | changes) == expected
 
 
@@ -425,9 +424,7 @@ def test_bf16_addition_verdict(changes: dict[str, float], expected: str) -> None
         ("eager-stored/stock", {}, -1e-4, 1e-4, "inexact"),
     ],
 )
-def test_normalizer(
-    kernel: str, params: dict[str, Any], low: float, high: float, expected: str
-) -> None:
+def test_normalizer(kernel: str, params: dict[str, Any], low: float, high: float, expected: str) -> None:
     metrics, found, _ = run("bias/normalizer", kernel, **params)
     assert low <= metrics["normalizer_error_mean"] <= high
     assert found == expected
@@ -449,9 +446,11 @@ def test_normalizer(
 )
 def test_normalizer_verdict(largest: float, exact: float, z: float, expected: str) -> None:
     metrics = {
-        "normalizer_error_max": largest, "normalizer_exact_fraction": exact, "normalizer_error_z": z,
+        "normalizer_error_max": largest,
+        "normalizer_exact_fraction": exact,
+        "normalizer_error_z": z,
         "normalizer_error_mean": 1e-3,
-    }  # fmt: skip
+    }
     assert verdict("bias/normalizer", metrics) == expected
     if expected == "biased":
         assert verdict("bias/normalizer", metrics, floor=0.01) == "inexact"
@@ -618,9 +617,7 @@ def test_run_to_run_finds_one_differing_call() -> None:
     # Each repeat calls twice; the third call is the second repeat's.
     for repeats in (2, 4):
         fake = FakeKernel("third_call")
-        metrics, found, measurement = run(
-            "determinism/run_to_run", fake, seeds=1, repeats=repeats, **TINY
-        )
+        metrics, found, measurement = run("determinism/run_to_run", fake, seeds=1, repeats=repeats, **TINY)
         assert (metrics["distinct_o"], metrics["distinct_dq"]) == (2, 1)
         assert metrics["distinct_max"] == 2
         assert found == "nondeterministic"
@@ -637,9 +634,7 @@ def test_run_to_run_looks_at_lse() -> None:
 
 
 def test_batch_invariance_finds_dependence_on_the_batch_size() -> None:
-    metrics, found, _ = run(
-        "determinism/batch_invariance", FakeKernel("batch_size"), seeds=1, **TINY
-    )
+    metrics, found, _ = run("determinism/batch_invariance", FakeKernel("batch_size"), seeds=1, **TINY)
     total = 4 * 4 * 32 * 16
     assert metrics["alone_o"] == 1 / total
     assert metrics["reversed_o"] == 2 / total

@@ -37,7 +37,7 @@ from cases.crash.train import (
     coherence,
     largest,
     train,
-)  # fmt: skip
+)
 
 CPU = CpuBackend()
 KERNELS = {n: kernel for n, kernel in CPU.kernels().items() if n.startswith("eager-ladder/")}
@@ -297,16 +297,23 @@ def by_hand(fix: str) -> dict[str, Tensor]:
     }[fix]
     weighed = p * dp if delta_o is None else x.do * delta_o
     ds = p * (dp - weighed.sum(-1, keepdim=True))
-    return {
-        "o": output, "dq": SCALE * (ds @ x.k), "dk": SCALE * (ds.mT @ x.q), "dv": p.mT @ x.do,
-    }  # fmt: skip
+    return {"o": output, "dq": SCALE * (ds @ x.k), "dk": SCALE * (ds.mT @ x.q), "dv": p.mT @ x.do}
 
 
 @pytest.mark.parametrize(
     "fix",
-    ["stock", "delta_fp32", "delta_dp", "stochastic", "o_fp32", "delta_rounded",
-     "stochastic_independent", "delta_flipped", "delta_error_flipped"],
-)  # fmt: skip
+    [
+        "stock",
+        "delta_fp32",
+        "delta_dp",
+        "stochastic",
+        "o_fp32",
+        "delta_rounded",
+        "stochastic_independent",
+        "delta_flipped",
+        "delta_error_flipped",
+    ],
+)
 def test_ladder_kernels_follow_the_formulas(fix: str) -> None:
     kernel = KERNELS[f"eager-ladder/{fix}"]
     options: dict[str, Any] = {"mantissa_bits": M}
@@ -328,15 +335,16 @@ def test_ablations_have_an_error_in_delta_of_the_same_size_or_none() -> None:
     rms = {
         fix: float(
             forward_backward(KERNELS[f"eager-ladder/{fix}"].configure(mantissa_bits=1), CPU, padded)
-            .dq[..., -1].square().mean().sqrt()
+            .dq[..., -1]
+            .square()
+            .mean()
+            .sqrt()
         )
         for fix in ("stock", "delta_dp", "delta_rounded", "delta_error_flipped", "delta_fp32", "o_fp32")
-    }  # fmt: skip
+    }
     assert rms["delta_dp"] < 1e-5
     assert rms["delta_rounded"] == pytest.approx(rms["stock"], rel=1e-5)
-    assert rms["delta_error_flipped"] == pytest.approx(rms["stock"], rel=1e-4), (
-        "only the sign differs"
-    )
+    assert rms["delta_error_flipped"] == pytest.approx(rms["stock"], rel=1e-4), "only the sign differs"
     assert rms["delta_fp32"] == pytest.approx(rms["o_fp32"], rel=1e-4)
     # P̄ in one bit leaves an error in O itself, which the backward pass's P does not have.
     assert 1e-2 < rms["o_fp32"] < rms["stock"]
@@ -386,9 +394,7 @@ def test_ladder_products_stay_fp32_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, k in KERNELS.items() if "compiled" in k.option_names])
-def test_elementwise_parts_can_be_compiled_whole(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_elementwise_parts_can_be_compiled_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced without a break; run as they are (no compiler here), so the bits are the same."""
     compile_traced = partial(torch.compile, backend="eager")
     monkeypatch.setattr(torch, "compile", compile_traced)
@@ -424,8 +430,9 @@ def test_random_bits_are_of_the_stream_and_of_the_kernels_own_seed() -> None:
     kernel = KERNELS["eager-ladder/stochastic"]
     seeds = [
         reseeded(kernel.configure(seed=own), "run", step).options.model_dump()["seed"]
-        for own in (0, 1) for step in (0, 1)
-    ]  # fmt: skip
+        for own in (0, 1)
+        for step in (0, 1)
+    ]
     assert len(set(seeds)) == 4
     stock = KERNELS["eager-ladder/stock"]
     assert reseeded(stock, "run", 1) is stock
@@ -548,9 +555,7 @@ def test_a_tiny_run_has_metrics_curves_and_digests() -> None:
     assert found.metrics["last_loss"] < 4.2 < found.series["loss"][0] + 0.2
     assert found.series["step"] == [float(step) for step in range(0, 120, 10)]
     assert {len(curve) for curve in found.series.values()} == {12}
-    assert {"w_q_norm_0", "w_k_norm_1", "leak_mean", "row_max_abs", "gradient_norm"} <= set(
-        found.series
-    )
+    assert {"w_q_norm_0", "w_k_norm_1", "leak_mean", "row_max_abs", "gradient_norm"} <= set(found.series)
     assert {"leak_coherence_0", "leak_coherence_1", "leak_rms", "w_q_norm_1"} <= set(found.metrics)
     # One head: what the most one-sided head shows is what the layer shows.
     for layer in (0, 1):
@@ -591,10 +596,17 @@ def trained(lr: float, steps: int, dtype: torch.dtype, plan: Plan) -> Log:
     size = Size(layers=2, width=16, context=16, vocabulary=1024, heads=2)
     text = documents(1024, 128)
     return train(
-        fresh_model("x", size, 0), text, batch_offsets("x", 0, steps, 2, len(text) - 16),
-        KERNELS["eager-ladder/stock"].configure(mantissa_bits=1), Recipe(steps, lr, 2), size,
-        "x", 0, dtype, plan,
-    )  # fmt: skip
+        fresh_model("x", size, 0),
+        text,
+        batch_offsets("x", 0, steps, 2, len(text) - 16),
+        KERNELS["eager-ladder/stock"].configure(mantissa_bits=1),
+        Recipe(steps, lr, 2),
+        size,
+        "x",
+        0,
+        dtype,
+        plan,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -668,10 +680,17 @@ def test_other_dtypes_and_several_seeds_in_a_row_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("params", "match"),
-    [({"seed": -1}, "seed"), ({"steps": 0}, "steps"), ({"lr": 0}, "lr"), ({"lr": NAN}, "lr"),
-     ({"mantissa_bits": 1}, "mantissa_bits"), ({"width": 64, "heads": 3}, "multiple of heads"),
-     ({"width": 1000}, "at most 248 a head"), ({"vocabulary": 65}, "vocabulary")],
-)  # fmt: skip
+    [
+        ({"seed": -1}, "seed"),
+        ({"steps": 0}, "steps"),
+        ({"lr": 0}, "lr"),
+        ({"lr": NAN}, "lr"),
+        ({"mantissa_bits": 1}, "mantissa_bits"),
+        ({"width": 64, "heads": 3}, "multiple of heads"),
+        ({"width": 1000}, "at most 248 a head"),
+        ({"vocabulary": 65}, "vocabulary"),
+    ],
+)
 def test_parameters_are_strict(params: dict[str, Any], match: str) -> None:
     with pytest.raises(ValidationError, match=match):
         CASE.Params(**params)

@@ -16,9 +16,7 @@ from cases.crash.model import Size, fresh_model
 from cases.crash.steps import Recipe
 from cases.crash.train import Log, Plan, batch_offsets, train
 
-pytestmark = pytest.mark.skipif(
-    cuda.unavailable_reason() is not None, reason=str(cuda.unavailable_reason())
-)
+pytestmark = pytest.mark.skipif(cuda.unavailable_reason() is not None, reason=str(cuda.unavailable_reason()))
 SIZE = Size(layers=2, width=128, context=128, vocabulary=1024, heads=2)
 CASES: list[tuple[str, dict[str, Any], torch.dtype]] = [
     ("eager-ladder/stock", {"mantissa_bits": 3}, torch.bfloat16),
@@ -36,9 +34,17 @@ def trained(name: str, options: dict[str, Any], dtype: torch.dtype, graph: bool)
     kernel = backend.kernels()[name].configure(**options)
     with backend.deterministic():
         return train(
-            model, text.to(backend.device), offsets.to(backend.device), kernel, Recipe(40, 3e-3, 8),
-            SIZE, "x", 0, dtype, Plan(read_every=0, graph=graph),
-        )  # fmt: skip
+            model,
+            text.to(backend.device),
+            offsets.to(backend.device),
+            kernel,
+            Recipe(40, 3e-3, 8),
+            SIZE,
+            "x",
+            0,
+            dtype,
+            Plan(read_every=0, graph=graph),
+        )
 
 
 @pytest.mark.parametrize(("name", "options", "dtype"), CASES)
@@ -71,8 +77,7 @@ def test_compiled_parts_differ_in_last_bits_alone() -> None:
     backend = load_backend("cuda")
     kernel = backend.kernels()["eager-ladder/stock"].configure(mantissa_bits=7)
     q, k, v = (
-        torch.from_numpy(normal(key_of("compiled", n), (2, 2, 128, 64))).bfloat16().cuda()
-        for n in "qkv"
+        torch.from_numpy(normal(key_of("compiled", n), (2, 2, 128, 64))).bfloat16().cuda() for n in "qkv"
     )
     plain, fused = (
         kernel(q, k, v, causal=True),

@@ -133,9 +133,8 @@ def test_kernels_that_drift(kernel: str, params: dict[str, Any], low: float, hig
 
 
 @pytest.mark.parametrize(
-    "kernel",
-    ["eager-stored/delta_fp32", "eager-fused/delta_fp32", "eager-fused/delta_dp", "sdpa-math/stock"],
-)  # fmt: skip
+    "kernel", ["eager-stored/delta_fp32", "eager-fused/delta_fp32", "eager-fused/delta_dp", "sdpa-math/stock"]
+)
 def test_kernels_that_hold(kernel: str) -> None:
     for params in ({}, {"values": "fixed"}):
         found, verdict = run(kernel, **params)
@@ -238,9 +237,11 @@ def test_walk_ratio_tells_a_walk_from_a_direction() -> None:
     coin = torch.from_numpy(signs(key_of("test_drift", "coin"), (steps, seeds)))
     metrics = {}
     for name, size in (
-        ("walk", 1e-3 * coin), ("one_way", 1e-3 * torch.ones_like(coin)),
-        ("either_way", 1e-3 * coin[:1].expand(steps, seeds)), ("slow", 2e-6 * torch.ones_like(coin)),
-    ):  # fmt: skip
+        ("walk", 1e-3 * coin),
+        ("one_way", 1e-3 * torch.ones_like(coin)),
+        ("either_way", 1e-3 * coin[:1].expand(steps, seeds)),
+        ("slow", 2e-6 * torch.ones_like(coin)),
+    ):
         path = planted_error(params, size)
         _, layer = inputs_and_layer(params, seeds)
         drift = path.drift(layer.direction, params.lr)[-1] / steps
@@ -291,9 +292,7 @@ def test_tokens_lie_around_their_direction_and_q_is_exact() -> None:
     assert layer.w_q.shape == (FEATURES, HEAD_DIM)
     torch.testing.assert_close(layer.tokens.mean((0, 1)), layer.direction, rtol=0, atol=0.05)
     assert (layer.w_q[:, 2:8] == 0).all()
-    torch.testing.assert_close(
-        layer.direction @ layer.w_q[:, 1], torch.tensor(12 / (SCALE * SINK)).double()
-    )
+    torch.testing.assert_close(layer.direction @ layer.w_q[:, 1], torch.tensor(12 / (SCALE * SINK)).double())
     backwards = torch.flip(layer.tokens, [-1]) @ torch.flip(layer.w_q, [0])
     assert torch.equal(layer.tokens @ layer.w_q, backwards), "no order of summation rounds"
     assert torch.equal(layer.tokens.bfloat16().double(), layer.tokens)
@@ -313,10 +312,15 @@ def test_seeds_and_parameters_make_other_inputs_and_training_does_not() -> None:
         return CASE.inputs_digest(Params(**params), BF16, 2)
 
     digests = {
-        inputs(), inputs(values="fixed"), inputs(other_values="quiet"), inputs(repeats=3),
-        inputs(gap=10.0), inputs(steps=20), CASE.inputs_digest(Params(), BF16, 3),
+        inputs(),
+        inputs(values="fixed"),
+        inputs(other_values="quiet"),
+        inputs(repeats=3),
+        inputs(gap=10.0),
+        inputs(steps=20),
+        CASE.inputs_digest(Params(), BF16, 3),
         CASE.inputs_digest(Params(), torch.float16, 2),
-    }  # fmt: skip
+    }
     assert len(digests) == 8
     assert inputs(eps=1e-8, lr=1e-2, max_ratio=10.0, min_walk=4.0) == inputs()
 
@@ -349,17 +353,19 @@ def test_two_runs_give_the_same_weights_bit_for_bit(kernel: str) -> None:
 
 def test_random_bits_follow_the_kernels_seed() -> None:
     kernel = KERNELS["eager-fused/stochastic"]
-    first, other = (
-        measure(kernel.configure(seed=seed), seeds=2, steps=20)[0].digests for seed in (0, 1)
-    )
+    first, other = (measure(kernel.configure(seed=seed), seeds=2, steps=20)[0].digests for seed in (0, 1))
     assert first["inputs"] == other["inputs"]
     assert first["w_q"] != other["w_q"]
 
 
 METRICS = {
-    "drift_abs_mean": 0.5, "drift_abs_sem": 0.01, "drift_over_fp32": 5e4, "walk_ratio": 9.0,
-    "fp32_drift_abs_mean": 1e-5, "abs_ulp_mean": 0.3,
-}  # fmt: skip
+    "drift_abs_mean": 0.5,
+    "drift_abs_sem": 0.01,
+    "drift_over_fp32": 5e4,
+    "walk_ratio": 9.0,
+    "fp32_drift_abs_mean": 1e-5,
+    "abs_ulp_mean": 0.3,
+}
 
 
 @pytest.mark.parametrize(
@@ -419,9 +425,19 @@ def test_spectral_norm_is_the_largest_singular_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"gap": 0.0}, {"steps": 9}, {"steps": 501}, {"eps": 0.0}, {"lr": 0.0}, {"values": "new"},
-            {"repeats": 0}, {"min_walk": 0.5}, {"sinks": 2}],
-)  # fmt: skip
+    "bad",
+    [
+        {"gap": 0.0},
+        {"steps": 9},
+        {"steps": 501},
+        {"eps": 0.0},
+        {"lr": 0.0},
+        {"values": "new"},
+        {"repeats": 0},
+        {"min_walk": 0.5},
+        {"sinks": 2},
+    ],
+)
 def test_parameters_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Params(**bad)

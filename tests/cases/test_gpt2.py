@@ -21,10 +21,7 @@ from bench.errors import UsageError
 from cases import load_case
 from cases.base import Measurement, Workspace
 from cases.crash.gpt2 import loop
-from cases.crash.gpt2.batches import (
-    read_batches,
-    write_explicit,
-)  # fmt: skip
+from cases.crash.gpt2.batches import read_batches, write_explicit
 from cases.crash.gpt2.data import FOLDER_VARIABLE
 from cases.crash.gpt2.optimizer import Recipe, optimizers
 from cases.crash.gpt2.progress import Progress, duration
@@ -37,9 +34,18 @@ CPU = CpuBackend()
 KERNELS = CPU.kernels()
 CASE: Any = load_case("crash/gpt2")
 SMALL: dict[str, Any] = {
-    "steps": 12, "layers": 2, "heads": 2, "width": 16, "context": 16, "batch": 4, "micro_batch": 2,
-    "warmup": 4, "decay_steps": 12, "log_every": 4, "checkpoint_every": 4,
-}  # fmt: skip
+    "steps": 12,
+    "layers": 2,
+    "heads": 2,
+    "width": 16,
+    "context": 16,
+    "batch": 4,
+    "micro_batch": 2,
+    "warmup": 4,
+    "decay_steps": 12,
+    "log_every": 4,
+    "checkpoint_every": 4,
+}
 
 
 class Said(list[str]):
@@ -50,9 +56,12 @@ class Said(list[str]):
 
 
 def run(
-    folder: Path, kernel: Kernel | str = "sdpa-flash/stock", dtype: torch.dtype = torch.float32,
-    said: Said | None = None, **params: Any,
-) -> Measurement:  # fmt: skip
+    folder: Path,
+    kernel: Kernel | str = "sdpa-flash/stock",
+    dtype: torch.dtype = torch.float32,
+    said: Said | None = None,
+    **params: Any,
+) -> Measurement:
     chosen = KERNELS[kernel] if isinstance(kernel, str) else kernel
     values = CASE.Params(**{**SMALL, **params})
     workspace = Workspace(folder, Said() if said is None else said)
@@ -81,9 +90,7 @@ def test_muon_takes_the_matrices_of_the_blocks_alone() -> None:
     assert isinstance(muon, torch.optim.Muon)
     of_muon = {id(p) for group in muon.param_groups for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in of_muon}
-    assert names == {
-        f"blocks.{i}.{w}" for i in (0, 1) for w in ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2")
-    }
+    assert names == {f"blocks.{i}.{w}" for i in (0, 1) for w in ("w_q", "w_k", "w_v", "w_o", "w_1", "w_2")}
     of_adamw = [p for group in adamw.param_groups for p in group["params"]]
     assert len(of_adamw) + len(names) == len(list(model.parameters()))
 
@@ -111,9 +118,7 @@ def test_heads_are_separate() -> None:
     with torch.no_grad():
         model(ids, attention)
         block = model.blocks[0]
-        h = F.layer_norm(
-            F.embedding(ids, model.embedding) + model.positions, (12,), block.norm_attention
-        )
+        h = F.layer_norm(F.embedding(ids, model.embedding) + model.positions, (12,), block.norm_attention)
     for x, w in zip(seen["qkv"], (block.w_q, block.w_k, block.w_v), strict=True):
         assert x.shape == (1, 3, 8, 4)
         torch.testing.assert_close(x[0, 1], h[0] @ w[4:8].T)
@@ -262,10 +267,7 @@ def test_a_full_disk_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     found = run(tmp_path / "full", said=said)
     assert found.metrics["steps_run"] == 12
     warnings = [line for line in said if line.startswith("WARNING")]
-    assert (
-        warnings[0]
-        == "WARNING: no checkpoint at step 4: No space left on device; the last is of step 0"
-    )
+    assert warnings[0] == "WARNING: no checkpoint at step 4: No space left on device; the last is of step 0"
     assert len(warnings) == 3
 
 
@@ -286,18 +288,14 @@ def test_the_record_of_a_run_replays_it(data: Path, tmp_path: Path) -> None:
     recorded = read_batches(data / "again.batches")
     offsets = np.stack([recorded.offsets(step) for step in range(12)])
     h = recorded.header
-    write_explicit(
-        data / "list.batches", offsets, tokens=h.tokens, tokens_sha256=h.tokens_sha256, context=16
-    )
+    write_explicit(data / "list.batches", offsets, tokens=h.tokens, tokens_sha256=h.tokens_sha256, context=16)
     listed = run(tmp_path / "c", replay="list.batches")
     for name in ("loss", "batches", "weights", "data"):
         assert listed.digests[name] == first.digests[name]
     assert listed.digests["sequence"] != first.digests["sequence"]
     with pytest.raises(UsageError, match=r"12 steps are recorded; params\.steps is 13"):
         run(tmp_path / "d", replay="list.batches", steps=13)
-    with pytest.raises(
-        UsageError, match=r"another run: context 16 there, 8 here; batch 4 there, 2 here"
-    ):
+    with pytest.raises(UsageError, match=r"another run: context 16 there, 8 here; batch 4 there, 2 here"):
         run(tmp_path / "d", replay="again.batches", context=8, batch=2)
 
 
@@ -310,12 +308,8 @@ def test_two_runs_give_the_same_losses_bit_for_bit(tmp_path: Path, kernel: str) 
         second = run(tmp_path / "b", kernel, torch.bfloat16)
     finally:
         torch.set_num_threads(threads)
-    assert (first.digests, first.metrics, first.series) == (
-        second.digests, second.metrics, second.series
-    )  # fmt: skip
-    assert (
-        run(tmp_path / "c", kernel, torch.bfloat16, seed=1).digests["loss"] != first.digests["loss"]
-    )
+    assert (first.digests, first.metrics, first.series) == (second.digests, second.metrics, second.series)
+    assert run(tmp_path / "c", kernel, torch.bfloat16, seed=1).digests["loss"] != first.digests["loss"]
     # Looking more often changes nothing but the curves.
     often = run(tmp_path / "d", kernel, torch.bfloat16, log_every=1)
     assert often.digests["loss"] == first.digests["loss"]
@@ -403,9 +397,16 @@ def test_a_speed_that_was_not_measured_is_left_out(tmp_path: Path) -> None:
 
 def test_the_digest_covers_every_input() -> None:
     changes: list[dict[str, Any]] = [
-        {}, {"seed": 1}, {"steps": 13}, {"width": 32}, {"heads": 1}, {"batch": 2}, {"layers": 1},
-        {"context": 8}, {"vocabulary": 65},
-    ]  # fmt: skip
+        {},
+        {"seed": 1},
+        {"steps": 13},
+        {"width": 32},
+        {"heads": 1},
+        {"batch": 2},
+        {"layers": 1},
+        {"context": 8},
+        {"vocabulary": 65},
+    ]
     digests = {CASE.inputs_digest(CASE.Params(**{**SMALL, **c}), torch.float32, 1) for c in changes}
     assert len(digests) == len(changes)
     how = {"lr": 1e-4, "micro_batch": 4, "checkpoint_every": 1}
@@ -414,10 +415,16 @@ def test_the_digest_covers_every_input() -> None:
 
 @pytest.mark.parametrize(
     ("params", "match"),
-    [({"heads": 3}, "heads: 3 does not divide width 16"), ({"micro_batch": 3}, "does not divide batch 4"),
-     ({"width": 512, "heads": 1}, "at most 255"), ({"optimizer": "sgd"}, "optimizer"),
-     ({"data": ""}, "data"), ({"data_sha256": "abc"}, "data_sha256"), ({"lr": 0}, "lr")],
-)  # fmt: skip
+    [
+        ({"heads": 3}, "heads: 3 does not divide width 16"),
+        ({"micro_batch": 3}, "does not divide batch 4"),
+        ({"width": 512, "heads": 1}, "at most 255"),
+        ({"optimizer": "sgd"}, "optimizer"),
+        ({"data": ""}, "data"),
+        ({"data_sha256": "abc"}, "data_sha256"),
+        ({"lr": 0}, "lr"),
+    ],
+)
 def test_parameters_are_strict(params: dict[str, Any], match: str) -> None:
     with pytest.raises(ValidationError, match=match):
         CASE.Params(**{**SMALL, **params})

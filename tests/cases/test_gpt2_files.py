@@ -26,7 +26,7 @@ from cases.crash.gpt2.batches import (
     words_from,
     write_counter,
     write_explicit,
-)  # fmt: skip
+)
 from cases.crash.gpt2.data import FOLDER_VARIABLE, bundled, open_tokens
 from cases.crash.language import LENGTH, tokens
 
@@ -53,9 +53,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def open_it(
-    name: str, vocabulary: int = 64, sha256: str | None = None, said: Said | None = None
-) -> Any:
+def open_it(name: str, vocabulary: int = 64, sha256: str | None = None, said: Said | None = None) -> Any:
     return open_tokens(name, 16, vocabulary, sha256, Said() if said is None else said)
 
 
@@ -74,12 +72,16 @@ def test_a_file_of_the_bundled_text_is_the_bundled_text(data: Path) -> None:
         (b"\0" * 101, "x.bin", "101 bytes, an odd number"),
         (b"\0" * 32, "x.bin", "16 tokens; a context of 16 needs at least 17"),
         (b"", "x.bin", "0 tokens"),
-        (b"\0" * 40 + b"\x40\0" + b"\x50\0", "x.bin", "id 80 at token 21; a vocabulary of 64 has ids 0 to 63"),
+        (
+            b"\0" * 40 + b"\x40\0" + b"\x50\0",
+            "x.bin",
+            "id 80 at token 21; a vocabulary of 64 has ids 0 to 63",
+        ),
         (b"\0" * 40, "y.bin", "no such file"),
         (b"\0" * 40, "../x.bin", "relative"),
         (b"\0" * 40, "/x.bin", "relative"),
     ],
-)  # fmt: skip
+)
 def test_bad_token_files_are_named(data: Path, content: bytes, name: str, expected: str) -> None:
     (data / "x.bin").write_bytes(content)
     with pytest.raises(UsageError, match="data: ") as caught:
@@ -193,9 +195,7 @@ RUN = {"lr": 1e-3, "kernel": "a/b", "beta": None}
 
 def save(folder: Path, *steps: int) -> None:
     for step in steps:
-        checkpoint.save(
-            folder, step, RUN, {"x": torch.full((1000,), float(step)), "n": [step, "a"]}
-        )
+        checkpoint.save(folder, step, RUN, {"x": torch.full((1000,), float(step)), "n": [step, "a"]})
 
 
 def load(folder: Path, run: dict[str, Any] = RUN) -> tuple[checkpoint.Checkpoint | None, Said]:

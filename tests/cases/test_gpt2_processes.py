@@ -51,9 +51,8 @@ def command(folder: Path, results: str, processes: int, config: str = "small.yam
 def start(arguments: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        arguments, cwd=ROOT, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        arguments, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -97,9 +96,7 @@ def test_one_and_two_processes_see_the_same_tokens(whole: dict[int, tuple[Row, s
     assert (one.launch["processes"], two.launch["processes"]) == (1, 2)
 
 
-def test_only_rank_0_speaks_and_writes(
-    folder: Path, whole: dict[int, tuple[Row, str, str]]
-) -> None:
+def test_only_rank_0_speaks_and_writes(folder: Path, whole: dict[int, tuple[Row, str, str]]) -> None:
     _, out, err = whole[2]
     assert out.count("result file:") == 1
     assert err.count("1/1 crash/gpt2") == 1
@@ -145,17 +142,13 @@ def test_two_processes_cut_and_resumed_have_the_bits_of_uncut_ones(
     assert [p.name.endswith(".done") for p in work.iterdir()] == [True]
 
 
-def test_what_several_processes_cannot_do_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_several_processes_cannot_do_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cases.processes.world", lambda: World(0, 3))
     monkeypatch.setattr("cases.crash.gpt2.case.world", lambda: World(0, 3))
     expected = "8 sequences a step do not divide among 3 processes in micro-batches of 4"
     with pytest.raises(UsageError, match=expected):
         prepare(Request(folder / "small.yaml", folder / "three"))
-    with pytest.raises(
-        UsageError, match="bias/tie_break runs in one process; start it without torchrun"
-    ):
+    with pytest.raises(UsageError, match="bias/tie_break runs in one process; start it without torchrun"):
         prepare(Request(ROOT / "configs/quick.yaml", folder / "three"))
 
 
@@ -167,9 +160,7 @@ def test_a_missing_token_file_is_found_before_anything_runs(folder: Path) -> Non
 
 def test_force_begins_anew_and_keeps_the_last_finished_run(folder: Path) -> None:
     config = folder / "short.yaml"
-    config.write_text(
-        CONFIG.replace("steps: 100", "steps: 20").replace("name: small", "name: short")
-    )
+    config.write_text(CONFIG.replace("steps: 100", "steps: 20").replace("name: small", "name: short"))
     found = []
     for force in (False, True):
         request = Request(config, folder / "short", force=force)
@@ -196,9 +187,7 @@ class Listening(Quiet):
 
 
 @pytest.mark.parametrize(("processes", "printed"), [(1, "said\nat exit\n"), (2, "said\n")])
-def test_a_process_of_several_ends_without_taking_the_interpreter_down(
-    processes: int, printed: str
-) -> None:
+def test_a_process_of_several_ends_without_taking_the_interpreter_down(processes: int, printed: str) -> None:
     """DDP's threads outlive its group; at finalisation they now and then aborted a finished run."""
     program = (
         "import atexit; from bench.run.distributed import end; "
@@ -206,7 +195,6 @@ def test_a_process_of_several_ends_without_taking_the_interpreter_down(
     )
     world = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": str(processes)}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, **world}, text=True,
-        capture_output=True,
-    )  # fmt: skip
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, **world}, text=True, capture_output=True
+    )
     assert (done.returncode, done.stdout) == (3, printed), done.stderr

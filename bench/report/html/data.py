@@ -37,11 +37,19 @@ STATES = (CURRENT, OLDER, STALE)
 CURVE_FIXES = ("stock", "stabilized", "delta_fp32", "delta_dp")
 MAX_CURVE_MACHINES = 4
 COLUMNS = (
-    "unit", "file", "status", "verdict", "reason", "value", "sem", "bits", "inputs", "predicted", "index",
-)  # fmt: skip
-ANSWER_METRICS = (
-    "aligned_ulp_mean", "leak_mean", "crash_step", "steps_run", "best_loss", "both_ms",
-)  # fmt: skip
+    "unit",
+    "file",
+    "status",
+    "verdict",
+    "reason",
+    "value",
+    "sem",
+    "bits",
+    "inputs",
+    "predicted",
+    "index",
+)
+ANSWER_METRICS = ("aligned_ulp_mean", "leak_mean", "crash_step", "steps_run", "best_loss", "both_ms")
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
@@ -140,9 +148,15 @@ class PageData:
 
     def _unit(self, row: Row) -> int:
         key = (
-            row.case, row.case_version, row.kernel, row.backend, row.dtype, repr(row.params),
-            repr(row.options), row.seeds,
-        )  # fmt: skip
+            row.case,
+            row.case_version,
+            row.kernel,
+            row.backend,
+            row.dtype,
+            repr(row.params),
+            repr(row.options),
+            row.seeds,
+        )
         if (known := self.unit_codes.get(key)) is not None:
             return known
         shown = headline(row)
@@ -218,22 +232,24 @@ class PageData:
             "files": self.files,
             "units": self.units,
             "codes": {
-                "verdict": list(self.verdicts), "status": list(self.statuses), "reason": list(self.reasons),
-                "state": list(STATES), "machine": list(self.machines),
+                "verdict": list(self.verdicts),
+                "status": list(self.statuses),
+                "reason": list(self.reasons),
+                "state": list(STATES),
+                "machine": list(self.machines),
             },
             "columns": self.columns,
             "answers": {
                 "note": table.note,
                 "questions": table.columns,
                 "rows": [
-                    {"machine": label, "cells": [cell(c) for c in cells]}
-                    for label, cells in table.rows
+                    {"machine": label, "cells": [cell(c) for c in cells]} for label, cells in table.rows
                 ],
             },
             "curves": [c for c in self.curves if now[c["row"]].state == CURRENT],
             "awaited": awaited_of(self.machines),
             "inlined": len(self.blocks),
-        }  # fmt: skip
+        }
 
 
 def gather(paths: Sequence[Path], base: Path, links: str | None) -> tuple[PageData, list[str]]:
@@ -284,9 +300,7 @@ def _curves(series: dict[str, list[float]]) -> dict[str, list[Any]]:
 
 def _bits(row: Row) -> bytes | None:
     """A short name of the digests of all outputs; None where there are none."""
-    outputs = [
-        f"{name}{digest}" for name, digest in sorted(row.digests.items()) if name != "inputs"
-    ]
+    outputs = [f"{name}{digest}" for name, digest in sorted(row.digests.items()) if name != "inputs"]
     return hashlib.blake2b("".join(outputs).encode(), digest_size=16).digest() if outputs else None
 
 

@@ -78,10 +78,12 @@ def interpreter() -> str:
     """vega-interpreter as a plain script: it is published as a module alone."""
     text = vendored("vega-interpreter.js")
     for module, plain in (
-        ("import { ascending, isString, DisallowedObjectProperties } from 'vega-util';",
-         "const { ascending, isString, DisallowedObjectProperties } = vega;"),
+        (
+            "import { ascending, isString, DisallowedObjectProperties } from 'vega-util';",
+            "const { ascending, isString, DisallowedObjectProperties } = vega;",
+        ),
         ("export { expression as expressionInterpreter };", "window.vegaInterpreter = expression;"),
-    ):  # fmt: skip
+    ):
         if module not in text:
             raise ValueError(f"vega-interpreter.js lacks the line: {module}")
         text = text.replace(module, plain)

@@ -107,9 +107,7 @@ def peak_mib(run: Callable[[], object]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def measure(
-    shape: tuple[int, ...], names: list[str], rounds: int, calls: int
-) -> dict[str, dict]:  # fmt: skip
+def measure(shape: tuple[int, ...], names: list[str], rounds: int, calls: int) -> dict[str, dict]:
     """name -> {forward, backward: list of ms, forward_backward_mib}."""
     batch, heads, tokens, head_dim = shape
     generator = torch.Generator("cuda").manual_seed(0)
@@ -150,9 +148,7 @@ def summarize(shape: tuple[int, ...], results: dict[str, dict]) -> list[dict]:
     pair_flops = batch * heads * tokens * tokens * head_dim / 2  # causal: half of the pairs
     flops = {"forward": 4 * pair_flops, "backward": 10 * pair_flops}
     median = {
-        (name, part): statistics.median(times[part])
-        for name, times in results.items()
-        for part in flops
+        (name, part): statistics.median(times[part]) for name, times in results.items() for part in flops
     }
     for name in results:
         median[name, "both"] = median[name, "forward"] + median[name, "backward"]
@@ -161,12 +157,15 @@ def summarize(shape: tuple[int, ...], results: dict[str, dict]) -> list[dict]:
         for part in ("forward", "backward", "both"):
             ms = median[name, part]
             row = {
-                "shape": list(shape), "kernel": name, "pass": part, "ms": round(ms, 4),
+                "shape": list(shape),
+                "kernel": name,
+                "pass": part,
+                "ms": round(ms, 4),
                 "tflops": round(flops.get(part, sum(flops.values())) / ms * 1e-9, 1),
                 "speed_vs_flash": round(median["sdpa-flash", part] / ms, 3),
                 "speed_vs_cudnn": round(median["sdpa-cudnn", part] / ms, 3),
                 "time_vs_stock": round(ms / median["triton/stock", part], 4),
-            }  # fmt: skip
+            }
             if part in flops:
                 ordered = sorted(times[part])
                 tenth = len(ordered) // 10
@@ -182,9 +181,7 @@ def main() -> None:
     parser.add_argument("--out", help="write every row to this JSON file")
     parser.add_argument("--shape", action="append", help="B,H,T,D; repeatable")
     parser.add_argument("--kernel", action="append", help="names to time, globs; repeatable")
-    parser.add_argument(
-        "--host", action="store_true", help="time the host alone, on a tiny problem"
-    )
+    parser.add_argument("--host", action="store_true", help="time the host alone, on a tiny problem")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=8, help="timed calls a round")
     args = parser.parse_args()

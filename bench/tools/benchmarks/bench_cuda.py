@@ -25,9 +25,7 @@ from cases.speed.attention import Params, operations
 
 SHAPES = [(4, 16, 4096, 128), (8, 16, 2048, 64), (2, 16, 8192, 128)]  # (B, H, T, D), causal
 BACKEND = load_backend("cuda")
-KERNELS = [
-    name for name in BACKEND.kernels() if name.startswith(("triton/", "sdpa-flash", "sdpa-cudnn"))
-]
+KERNELS = [name for name in BACKEND.kernels() if name.startswith(("triton/", "sdpa-flash", "sdpa-cudnn"))]
 FLUSH = torch.empty(cuda.FLUSH_BYTES, dtype=torch.int8, device="cuda")
 
 
@@ -53,16 +51,12 @@ def hold_device() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.benchmark(timer=DeviceTime, warmup=False)
-def test_attention(
-    benchmark: Any, name: str, shape: tuple[int, int, int, int], part: str
-) -> None:  # fmt: skip
+def test_attention(benchmark: Any, name: str, shape: tuple[int, int, int, int], part: str) -> None:
     batch, heads, tokens, head_dim = shape
     benchmark.group = f"{shape} {part}"
     kernel = BACKEND.kernels()[name]
     generator = torch.Generator("cuda").manual_seed(0)
-    q, k, v, do = (
-        torch.randn(shape, generator=generator, device="cuda").bfloat16() for _ in range(4)
-    )
+    q, k, v, do = (torch.randn(shape, generator=generator, device="cuda").bfloat16() for _ in range(4))
     for x in (q, k, v):
         x.requires_grad_()
     o = kernel(q, k, v, causal=True)

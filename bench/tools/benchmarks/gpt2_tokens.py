@@ -56,14 +56,21 @@ def trainers(arguments: argparse.Namespace, backend: Backend) -> dict[str, Train
             nn.init.normal_(parameter, std=0.02) if parameter.dim() == 2 else parameter.fill_(1.0)
     model.to(backend.device)
     run = Run(
-        "speed", 0, 10**6, arguments.batch, arguments.micro_batch, Recipe(), torch.bfloat16,
-        log_every=10**6, checkpoint_every=10**6, stop_when_exploded=False, fingerprint={},
-    )  # fmt: skip
+        "speed",
+        0,
+        10**6,
+        arguments.batch,
+        arguments.micro_batch,
+        Recipe(),
+        torch.bfloat16,
+        log_every=10**6,
+        checkpoint_every=10**6,
+        stop_when_exploded=False,
+        fingerprint={},
+    )
     names = [REFERENCE, *(name for name in arguments.kernel if name != REFERENCE)]
     return {
-        name: Trainer(
-            model, backend.kernels()[name], Tokens(ids, sha256), CounterBatches(header), run
-        )
+        name: Trainer(model, backend.kernels()[name], Tokens(ids, sha256), CounterBatches(header), run)
         for name in names
     }
 
@@ -84,9 +91,7 @@ def seconds(backend: Backend, work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure(
-    found: dict[str, Trainer], backend: Backend, rounds: int, steps: int
-) -> dict[str, list[float]]:  # fmt: skip
+def measure(found: dict[str, Trainer], backend: Backend, rounds: int, steps: int) -> dict[str, list[float]]:
     """Tokens a second of each kernel, one value a round."""
     rates: dict[str, list[float]] = {name: [] for name in found}
     names = list(found)
@@ -137,8 +142,9 @@ def main() -> None:
     print(backend.facts().identity["accelerator"], "torch", torch.__version__, vars(arguments))
     found = trainers(arguments, backend)
     modes: dict[str, AbstractContextManager[Any]] = {
-        "deterministic": backend.deterministic(), "free": contextlib.nullcontext()
-    }  # fmt: skip
+        "deterministic": backend.deterministic(),
+        "free": contextlib.nullcontext(),
+    }
     rows = []
     for mode, context in modes.items():
         with context:
@@ -146,9 +152,14 @@ def main() -> None:
         for name, values in rates.items():
             ratios = [a / b for a, b in zip(values, rates[REFERENCE], strict=True)]
             rows.append(
-                {"mode": mode, "kernel": name, "tokens_per_s": statistics.median(values),
-                 "span": [min(values), max(values)], "vs_sdpa_flash": statistics.median(ratios)}
-            )  # fmt: skip
+                {
+                    "mode": mode,
+                    "kernel": name,
+                    "tokens_per_s": statistics.median(values),
+                    "span": [min(values), max(values)],
+                    "vs_sdpa_flash": statistics.median(ratios),
+                }
+            )
             print(
                 f"{mode:14s} {name:22s} {statistics.median(values) / 1e3:8.1f}k tokens/s "
                 f"({min(values) / 1e3:.1f}k to {max(values) / 1e3:.1f}k)  x sdpa-flash "
@@ -159,8 +170,13 @@ def main() -> None:
     print("seconds of one look at the signals:", looking)
     if arguments.out:
         facts = backend.facts().identity
-        content = {"facts": facts, "arguments": {k: str(v) for k, v in vars(arguments).items()},
-                   "rows": rows, "looking_s": looking, "torch": torch.__version__}  # fmt: skip
+        content = {
+            "facts": facts,
+            "arguments": {k: str(v) for k, v in vars(arguments).items()},
+            "rows": rows,
+            "looking_s": looking,
+            "torch": torch.__version__,
+        }
         arguments.out.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -31,9 +31,16 @@ from cases.crash.signals import draws
 from cases.crash.train import Log, Plan, batch_offsets, one_thread, train
 
 GPU_SIZE: dict[str, Any] = {
-    "layers": 6, "width": 384, "heads": 6, "context": 512, "batch": 32, "mlp_ratio": 4,
-    "vocabulary": 8192, "lr": 3e-3, "warmup": 300,
-}  # fmt: skip
+    "layers": 6,
+    "width": 384,
+    "heads": 6,
+    "context": 512,
+    "batch": 32,
+    "mlp_ratio": 4,
+    "vocabulary": 8192,
+    "lr": 3e-3,
+    "warmup": 300,
+}
 TINY: dict[str, Any] = {
     "layers": 2,
     "width": 32,
@@ -81,19 +88,25 @@ def measure(
 ) -> tuple[Log, float, float]:
     """The log, steps a second between the second look and the last, and seconds up to the second."""
     text = make_text(params.vocabulary)
-    offsets = batch_offsets(
-        "speed", params.seed, params.steps, params.batch, len(text) - params.context
-    )
+    offsets = batch_offsets("speed", params.seed, params.steps, params.batch, len(text) - params.context)
     model = fresh_model("speed", params.size, params.seed).to(backend.device)
     looks: list[tuple[int, float]] = []
     plan = Plan(params.log_every, read_every=0, graph=variant.graph)
     start = time.perf_counter()
     with backend.deterministic(), one_thread(), algorithms(deterministic=True):
         log = train(
-            model, text.to(backend.device), offsets.to(backend.device), variant.kernel,
-            params.recipe, params.size, "speed", params.seed, dtype, plan,
+            model,
+            text.to(backend.device),
+            offsets.to(backend.device),
+            variant.kernel,
+            params.recipe,
+            params.size,
+            "speed",
+            params.seed,
+            dtype,
+            plan,
             at_look=lambda now: looks.append((now, time.perf_counter())),
-        )  # fmt: skip
+        )
     (first, began), (last, ended) = looks[1], looks[-1]
     return log, (last - first) / (ended - began), began - start
 
@@ -105,9 +118,7 @@ def compare(log: Log, plain: Log) -> str:
     if not different:
         return "same losses"
     first = int(np.argmax(a != b))
-    return (
-        f"{different} of {len(a)} losses differ, from step {first}, by up to {abs(a - b).max():.1e}"
-    )
+    return f"{different} of {len(a)} losses differ, from step {first}, by up to {abs(a - b).max():.1e}"
 
 
 def main() -> None:

@@ -26,12 +26,9 @@ ROWS = 500
 
 def main(folder: Path, files: int) -> None:
     parts = {
-        name: read_submission(SOURCE / f"{name}.json")[0]
-        for name in ("ladder-cpu", "determinism", "bias")
+        name: read_submission(SOURCE / f"{name}.json")[0] for name in ("ladder-cpu", "determinism", "bias")
     }
-    rows = [*parts["ladder-cpu"].rows[:4], *parts["determinism"].rows[:80], *parts["bias"].rows][
-        :ROWS
-    ]
+    rows = [*parts["ladder-cpu"].rows[:4], *parts["determinism"].rows[:80], *parts["bias"].rows][:ROWS]
     base = parts["bias"]
     base.rows = []
     random.seed(1)
@@ -46,16 +43,15 @@ def main(folder: Path, files: int) -> None:
 def _changed(row: Row, number: int) -> Row:
     copy = row.model_copy()
     copy.metrics = {
-        name: value
-        if "step" in name or value in (0.0, 1.0)
-        else value * random.uniform(0.999, 1.001)
+        name: value if "step" in name or value in (0.0, 1.0) else value * random.uniform(0.999, 1.001)
         for name, value in row.metrics.items()
     }
     copy.digests = {
-        name: digest if name == "inputs" or random.random() < 0.8
+        name: digest
+        if name == "inputs" or random.random() < 0.8
         else hashlib.sha256(f"{number}{digest}".encode()).hexdigest()
         for name, digest in row.digests.items()
-    }  # fmt: skip
+    }
     return copy
 
 

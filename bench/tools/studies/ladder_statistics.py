@@ -59,10 +59,7 @@ def drawn_on(runs: Sequence[TrainingRun]) -> str:
 
 def first_layer(row: Row, limits: dict[str, float]) -> str:
     """The layer, from 1, whose ‖W_Q‖₂ passes its limit first: `2 at 1000`."""
-    alarms = [
-        (alarm_step(row, f"w_q_norm_{n}", limits[f"w_q_norm_{n}"]), n)
-        for n in range(len(limits) - 1)
-    ]
+    alarms = [(alarm_step(row, f"w_q_norm_{n}", limits[f"w_q_norm_{n}"]), n) for n in range(len(limits) - 1)]
     passed = [(step, n + 1) for step, n in alarms if step is not None]
     return "{1} at {0:.0f}".format(*min(passed)) if passed else "–"
 
@@ -78,9 +75,14 @@ def run_line(run: TrainingRun, limits: dict[str, float]) -> list[str]:
     finite = [value for value in row.series.get(ROW_MAX, []) if math.isfinite(value)]
     heads = [v for name, v in row.metrics.items() if name.startswith("leak_coherence_head_")]
     return [
-        run.name, row.verdict, f"{max(finite, default=math.nan):.0f}", warned, first,
-        f"{max(heads, key=abs):+.3f}" if heads else "–", f"{row.metrics.get('leak_rms', math.nan):.1e}",
-    ]  # fmt: skip
+        run.name,
+        row.verdict,
+        f"{max(finite, default=math.nan):.0f}",
+        warned,
+        first,
+        f"{max(heads, key=abs):+.3f}" if heads else "–",
+        f"{row.metrics.get('leak_rms', math.nan):.1e}",
+    ]
 
 
 def coherence_lines(group: Group, layers: int) -> list[list[str]]:
@@ -93,9 +95,7 @@ def coherence_lines(group: Group, layers: int) -> list[list[str]]:
         if len(bits) > 1:
             parts["all"] = runs
         for name, members in parts.items():
-            found = [
-                run.row.metrics.get(f"leak_coherence_{n}") for run in members for n in range(layers)
-            ]
+            found = [run.row.metrics.get(f"leak_coherence_{n}") for run in members for n in range(layers)]
             values = [value for value in found if value is not None]
             if len(values) > 2:
                 t = mean(values) / (stdev(values) / math.sqrt(len(values)))
@@ -113,11 +113,17 @@ def block(group: Group) -> str:
     runs = sorted(group.runs, key=lambda run: (run.label, run.bits, run.seed))
     head = ["run", "verdict", "largest row max", "warned", "‖W_Q‖₂ first", "worst head", "leak rms"]
     means = ["kernel", "M", "seed-layers", "coherence", "t"]
-    return "\n".join([
-        f"== {group.title}", *growth_lines(group), "",
-        tabulate([run_line(run, limits) for run in runs], head, disable_numparse=True), "",
-        tabulate(coherence_lines(group, layers), means, disable_numparse=True), "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"== {group.title}",
+            *growth_lines(group),
+            "",
+            tabulate([run_line(run, limits) for run in runs], head, disable_numparse=True),
+            "",
+            tabulate(coherence_lines(group, layers), means, disable_numparse=True),
+            "",
+        ]
+    )
 
 
 def main() -> None:

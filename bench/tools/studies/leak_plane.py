@@ -111,16 +111,14 @@ class Layer:
         return cls(block, q, k)
 
     @torch.no_grad()
-    def observe(
-        self, before: tuple[Tensor, Tensor], step: Step, lr: float, x: Tensor, seen: Seen
-    ) -> None:
+    def observe(self, before: tuple[Tensor, Tensor], step: Step, lr: float, x: Tensor, seen: Seen) -> None:
         """Add the last update; `before` are W_Q and W_K that gave it."""
         mean = x.mean((0, 1))  # x̄ [C]
         q, k = (w @ mean for w in before)
         (leak_q, rest_q), (leak_k, rest_k) = (
             tuple(part @ mean for part in split.updates(step, weight, lr))
             for split, weight in ((self.q, self.block.w_q), (self.k, self.block.w_k))
-        )  # fmt: skip
+        )
         leak = leak_of(seen)
         point = {
             "leak": leak.mean(),
@@ -147,9 +145,7 @@ class Layer:
 def run(kernel: Kernel, params: Params) -> tuple[dict[str, Any], list[float]]:
     """Train as `crash/ladder` does; means over each window of steps, by layer, and the loss of each step."""
     text = make_text(params.vocabulary)
-    offsets = batch_offsets(
-        CASE, params.seed, params.steps, params.batch, len(text) - params.context
-    )
+    offsets = batch_offsets(CASE, params.seed, params.steps, params.batch, len(text) - params.context)
     model, detector = fresh_model(CASE, params.size, params.seed), Detector()
     step = Step(model, text, params.recipe, params.context, torch.float32)
     inputs, layers = Inputs(model), [Layer.of(cast(Block, block)) for block in model.blocks]
@@ -165,9 +161,14 @@ def run(kernel: Kernel, params: Params) -> tuple[dict[str, Any], list[float]]:
 
 
 def _steps(
-    kernel: Kernel, params: Params, step: Step, offsets: Tensor, inputs: Inputs,
-    layers: list[Layer], detector: Detector,
-) -> Iterator[tuple[int, float, bool]]:  # fmt: skip
+    kernel: Kernel,
+    params: Params,
+    step: Step,
+    offsets: Tensor,
+    inputs: Inputs,
+    layers: list[Layer],
+    detector: Detector,
+) -> Iterator[tuple[int, float, bool]]:
     """Step, loss, and whether the run is lost."""
     recipe = params.recipe
     for now in range(params.steps):

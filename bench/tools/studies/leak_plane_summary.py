@@ -128,21 +128,38 @@ def interval(values: Sequence[float]) -> str:
 def tables(document: dict[str, Any]) -> str:
     """The line of each run and layer, then the means of each kernel."""
     found = [
-        summarize(run, layer)
-        for run in document["runs"]
-        for layer in range(len(_windows(run)[0]["layers"]))
+        summarize(run, layer) for run in document["runs"] for layer in range(len(_windows(run)[0]["layers"]))
     ]
     verdicts = {(run["kernel"], run["seed"]): run["verdict"] for run in document["runs"]}
     lines = [
-        [s.kernel.partition("/")[2], s.seed, verdicts[s.kernel, s.seed], s.layer, f"{s.leak:+.1e}",
-         f"{s.agree:.0%}", f"{s.rank:+.2f}", f"{s.eigenvalue:+.1e}", f"{s.growth:+.1e}", f"{s.follows:+.2f}",
-         f"{s.change:+.3g}", f"{s.by_leak:+.3g}", f"{s.by_rest:+.3g}"]
+        [
+            s.kernel.partition("/")[2],
+            s.seed,
+            verdicts[s.kernel, s.seed],
+            s.layer,
+            f"{s.leak:+.1e}",
+            f"{s.agree:.0%}",
+            f"{s.rank:+.2f}",
+            f"{s.eigenvalue:+.1e}",
+            f"{s.growth:+.1e}",
+            f"{s.follows:+.2f}",
+            f"{s.change:+.3g}",
+            f"{s.by_leak:+.3g}",
+            f"{s.by_rest:+.3g}",
+        ]
         for s in found
-    ]  # fmt: skip
+    ]
     heads = [
-        "kernel", "seed", "verdict", "layer", "mean leak", *MEANS, "change of the common score",
-        "by the leak", "by the rest",
-    ]  # fmt: skip
+        "kernel",
+        "seed",
+        "verdict",
+        "layer",
+        "mean leak",
+        *MEANS,
+        "change of the common score",
+        "by the leak",
+        "by the rest",
+    ]
     return _grid(lines, heads) + "\n\n" + _grid(list(_means(found)), ["kernel", *MEANS])
 
 

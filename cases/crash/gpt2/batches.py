@@ -52,9 +52,7 @@ class Header(BaseModel):
     def identity(self) -> str:
         """sha256 of what decides the batches, given the token file."""
         kind: dict[str, Any] = {"kind": self.kind, "context": self.context, "batch": self.batch}
-        rest = (
-            {"stream": self.stream} if self.kind == "counter" else {"sha256": self.offsets_sha256}
-        )
+        rest = {"stream": self.stream} if self.kind == "counter" else {"sha256": self.offsets_sha256}
         return hashlib.sha256(dumps(kind | rest).encode()).hexdigest()
 
 
@@ -99,14 +97,16 @@ def words_from(key: int, start: int, count: int) -> NDArray[np.uint64]:
     return generator.random_raw(start % 4 + count)[start % 4 :]
 
 
-def counter_header(
-    name: str, seed: int, tokens: int, sha256: str, context: int, batch: int
-) -> Header:
+def counter_header(name: str, seed: int, tokens: int, sha256: str, context: int, batch: int) -> Header:
     """The header of a run's own random sequence."""
     return Header(
-        kind="counter", tokens=tokens, tokens_sha256=sha256, context=context, batch=batch,
+        kind="counter",
+        tokens=tokens,
+        tokens_sha256=sha256,
+        context=context,
+        batch=batch,
         stream=f"{name}/{seed}/batches",
-    )  # fmt: skip
+    )
 
 
 def write_counter(path: Path, header: Header) -> None:
@@ -120,10 +120,14 @@ def write_explicit(
     """Record offsets [steps, batch], say those logged by another training code."""
     body = np.ascontiguousarray(offsets, dtype="<u8").tobytes()
     header = Header(
-        kind="explicit", tokens=tokens, tokens_sha256=tokens_sha256, context=context,
-        steps=offsets.shape[0], batch=offsets.shape[1],
+        kind="explicit",
+        tokens=tokens,
+        tokens_sha256=tokens_sha256,
+        context=context,
+        steps=offsets.shape[0],
+        batch=offsets.shape[1],
         offsets_sha256=hashlib.sha256(body).hexdigest(),
-    )  # fmt: skip
+    )
     write_bytes(path, [_line(header), body])
     return header
 
@@ -170,9 +174,7 @@ def check_replay(header: Header, run: Header, steps: int, path: Path) -> None:
         parts = [f"{n} {getattr(header, n)} there, {getattr(run, n)} here" for n in differ]
         raise UsageError(f"replay: {path}: recorded for another run: {'; '.join(parts)}")
     if header.kind == "explicit" and header.steps < steps:
-        raise UsageError(
-            f"replay: {path}: {header.steps} steps are recorded; params.steps is {steps}"
-        )
+        raise UsageError(f"replay: {path}: {header.steps} steps are recorded; params.steps is {steps}")
 
 
 def share(offsets: Offsets, rank: int, size: int, micro_batch: int) -> Offsets:

@@ -29,7 +29,7 @@ from cases.crash.gpt2.batches import (
     counter_header,
     read_batches,
     write_counter,
-)  # fmt: skip
+)
 from cases.crash.gpt2.data import BUNDLED, Tokens, bundled, check_tokens, data_path, open_tokens
 from cases.crash.gpt2.loop import Log, Run, Trainer, train
 from cases.crash.gpt2.optimizer import Recipe
@@ -73,9 +73,7 @@ class Params(CaseParams):
         if self.width % self.heads:
             raise ValueError(f"heads: {self.heads} does not divide width {self.width}")
         if self.width // self.heads >= 256:
-            raise ValueError(
-                f"heads: {self.heads}: head_dim {self.width // self.heads}, at most 255"
-            )
+            raise ValueError(f"heads: {self.heads}: head_dim {self.width // self.heads}, at most 255")
         if self.batch % self.micro_batch:
             raise ValueError(f"micro_batch: {self.micro_batch} does not divide batch {self.batch}")
         return self
@@ -83,9 +81,8 @@ class Params(CaseParams):
     @property
     def size(self) -> Size:
         return Size(
-            self.layers, self.width, self.context, mlp_ratio=4, vocabulary=self.vocabulary,
-            heads=self.heads,
-        )  # fmt: skip
+            self.layers, self.width, self.context, mlp_ratio=4, vocabulary=self.vocabulary, heads=self.heads
+        )
 
     @property
     def recipe(self) -> Recipe:
@@ -143,9 +140,14 @@ class Gpt2(BaseCase):
             return self.run_in(workspace, kernel, backend, params, dtype, seeds)
 
     def run_in(
-        self, workspace: Workspace, kernel: Kernel, backend: Backend, params: CaseParams,
-        dtype: torch.dtype, seeds: int,
-    ) -> Measurement:  # fmt: skip
+        self,
+        workspace: Workspace,
+        kernel: Kernel,
+        backend: Backend,
+        params: CaseParams,
+        dtype: torch.dtype,
+        seeds: int,
+    ) -> Measurement:
         """Train from the last checkpoint in the workspace on. Raises UsageError for bad input."""
         assert isinstance(params, Params)
         if dtype not in (torch.bfloat16, torch.float32):
@@ -165,9 +167,11 @@ class Gpt2(BaseCase):
         metrics = run_metrics(log, params.layers)
         digests = {
             "loss": digest(torch.from_numpy(np.array(log.loss, dtype=np.float32))),
-            "weights": weights, "batches": log.batches, "data": tokens.sha256,
+            "weights": weights,
+            "batches": log.batches,
+            "data": tokens.sha256,
             "sequence": batches.header.identity(),
-        }  # fmt: skip
+        }
         digests["inputs"] = self.recomputed_inputs(params, dtype, seeds, digests)
         return Measurement(metrics, digests, log.curves, _facts(run, tokens, log))
 
@@ -193,9 +197,7 @@ class Gpt2(BaseCase):
         data = bundled()[1].sha256 if params.data == BUNDLED else digests.get("data", "")
         sequence = digests.get("sequence", "")
         if params.replay is None:  # length and sha256 of the tokens are not part of the identity
-            header = counter_header(
-                self.name, params.seed, 2, "0" * 64, params.context, params.batch
-            )
+            header = counter_header(self.name, params.seed, 2, "0" * 64, params.context, params.batch)
             sequence = header.identity()
         weights = {"generator": "bench.inputs.normal", "seed": params.seed, **vars(params.size)}
         made_from = {"data": data, "sequence": sequence, "steps": params.steps, "weights": weights}
@@ -218,9 +220,7 @@ def _open(params: Params, say: Say) -> Tokens:
 
 def _batches(name: str, params: Params, tokens: Tokens) -> Batches:
     """The run's own random sequence, or the recorded one that it is to replay."""
-    own = counter_header(
-        name, params.seed, len(tokens.ids), tokens.sha256, params.context, params.batch
-    )
+    own = counter_header(name, params.seed, len(tokens.ids), tokens.sha256, params.context, params.batch)
     if params.replay is None:
         return CounterBatches(own)
     path = data_path(params.replay, "replay")
@@ -247,23 +247,36 @@ def _model(name: str, params: Params, device: torch.device, say: Say) -> tuple[G
 
 
 def _run(
-    params: Params, kernel: Kernel, dtype: torch.dtype, tokens: Tokens, header: Header,
-    weights: str,
-) -> Run:  # fmt: skip
+    params: Params, kernel: Kernel, dtype: torch.dtype, tokens: Tokens, header: Header, weights: str
+) -> Run:
     """Everything that decides the run's bits, for the loop and for its checkpoints."""
     fingerprint: dict[str, Any] = params.model_dump(exclude={"data_sha256", "checkpoint_every"})
     fingerprint |= {f"option_{k}": v for k, v in kernel.options.model_dump().items()}
     fingerprint |= {
-        "kernel": kernel.name, "dtype": str(dtype).removeprefix("torch."),
-        "data_bytes": tokens.sha256, "sequence": header.identity(), "weights": weights,
-        "world_size": world().size, "torch": torch.__version__, "case_version": Gpt2.version,
+        "kernel": kernel.name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "data_bytes": tokens.sha256,
+        "sequence": header.identity(),
+        "weights": weights,
+        "world_size": world().size,
+        "torch": torch.__version__,
+        "case_version": Gpt2.version,
         "source": source_sha256(),
-    }  # fmt: skip
+    }
     every = max(params.log_every, math.ceil(params.steps / MAX_LOGS))
     return Run(
-        Gpt2.name, params.seed, params.steps, params.batch, params.micro_batch, params.recipe,
-        dtype, every, params.checkpoint_every, params.stop_when_exploded, fingerprint,
-    )  # fmt: skip
+        Gpt2.name,
+        params.seed,
+        params.steps,
+        params.batch,
+        params.micro_batch,
+        params.recipe,
+        dtype,
+        every,
+        params.checkpoint_every,
+        params.stop_when_exploded,
+        fingerprint,
+    )
 
 
 def run_metrics(log: Log, layers: int) -> Metrics:

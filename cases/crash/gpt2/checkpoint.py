@@ -51,9 +51,12 @@ def save(folder: Path, step: int, fingerprint: Fingerprint, state: State) -> Non
     torch.save(state | {STEP: step}, buffer)
     body = buffer.getbuffer()
     header = {
-        "format": FORMAT, "step": step, "bytes": len(body), "run": fingerprint,
+        "format": FORMAT,
+        "step": step,
+        "bytes": len(body),
+        "run": fingerprint,
         "sha256": hashlib.sha256(body).hexdigest(),
-    }  # fmt: skip
+    }
     fresh = folder / FRESH
     write_bytes(fresh, [(dumps(header) + "\n").encode(), body])
     # Between the two renames there is no current one: `load` then takes the fresh one.

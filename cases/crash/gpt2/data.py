@@ -68,9 +68,7 @@ def check_tokens(name: str, context: int) -> None:
         )
     size = path.stat().st_size
     if size % 2:
-        raise UsageError(
-            f"data: {path}: {size} bytes, an odd number; tokens are uint16, 2 bytes each"
-        )
+        raise UsageError(f"data: {path}: {size} bytes, an odd number; tokens are uint16, 2 bytes each")
     if size // 2 <= context:
         raise UsageError(
             f"data: {path}: {size // 2} tokens; a context of {context} needs at least {context + 1}"
@@ -128,9 +126,7 @@ def _facts(path: Path, say: Callable[[str], None]) -> Facts:
     with open(path, "rb") as handle:
         facts = _scan(lambda start: np.fromfile(handle, dtype="<u2", count=CHUNK))
     with contextlib.suppress(OSError):  # a read-only folder: then the next run reads again
-        write_text(
-            beside, json.dumps({"state": state, "facts": vars(facts)}, sort_keys=True) + "\n"
-        )
+        write_text(beside, json.dumps({"state": state, "facts": vars(facts)}, sort_keys=True) + "\n")
     return facts
 
 

@@ -77,9 +77,11 @@ class Log:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Log:
         log = cls(
-            state["loss"].tolist(), state["gradient_norm"].tolist(),
-            {n: c.tolist() for n, c in state["curves"].items()}, state["batches"],
-        )  # fmt: skip
+            state["loss"].tolist(),
+            state["gradient_norm"].tolist(),
+            {n: c.tolist() for n, c in state["curves"].items()},
+            state["batches"],
+        )
         for loss, norm in zip(log.loss, log.gradient_norm, strict=True):
             log.detector.update(loss, norm)
         return log
@@ -104,9 +106,7 @@ class StepAttention:
 class Trainer:
     """A model with its optimizers, and what one step does."""
 
-    def __init__(
-        self, model: GPT, kernel: Kernel, tokens: Tokens, batches: Batches, run: Run
-    ):  # fmt: skip
+    def __init__(self, model: GPT, kernel: Kernel, tokens: Tokens, batches: Batches, run: Run):
         self.model, self.kernel, self.run = model, kernel, run
         self.tokens, self.batches = tokens, batches
         self.device: torch.device = model.embedding.device
@@ -169,9 +169,12 @@ class Trainer:
     def look(self, log: Log, step: int) -> None:
         """A point of every curve; weights are those that gave this step's loss."""
         point = {
-            "step": float(step), "loss": log.loss[-1], "gradient_norm": log.gradient_norm[-1],
-            "lr": self.run.recipe.lr_at(step), **weight_norms(self.model.blocks),
-        }  # fmt: skip
+            "step": float(step),
+            "loss": log.loss[-1],
+            "gradient_norm": log.gradient_norm[-1],
+            "lr": self.run.recipe.lr_at(step),
+            **weight_norms(self.model.blocks),
+        }
         if not log.no_leak:
             try:
                 point |= self._probe(step)
@@ -245,9 +248,7 @@ def _step(trainer: Trainer, log: Log, step: int, asked: list[int]) -> bool:
     return bool(everyone[:, -1].any())
 
 
-def _save(
-    trainer: Trainer, log: Log, step: int, folder: Path, saved: int, say: Callable[[str], None]
-) -> int:
+def _save(trainer: Trainer, log: Log, step: int, folder: Path, saved: int, say: Callable[[str], None]) -> int:
     """Write a checkpoint of `step` (rank 0 alone); the step of the last one that is on the disk."""
     if not world().is_main:
         return step

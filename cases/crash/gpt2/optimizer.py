@@ -53,8 +53,11 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     if hidden:
         chosen.append(
             torch.optim.Muon(
-                hidden, lr=recipe.lr, weight_decay=0.0, momentum=recipe.momentum,
+                hidden,
+                lr=recipe.lr,
+                weight_decay=0.0,
+                momentum=recipe.momentum,
                 adjust_lr_fn="match_rms_adamw",
             )
-        )  # fmt: skip
+        )
     return chosen

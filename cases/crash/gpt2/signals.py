@@ -105,9 +105,7 @@ def spectral_norms(weights: Tensor) -> Tensor:
     for _ in range(SQUARINGS):
         power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp_min(TINY)
         power = power @ power
-    best = torch.linalg.vector_norm(power, dim=1).argmax(
-        -1
-    )  # [N], the column least orthogonal to it
+    best = torch.linalg.vector_norm(power, dim=1).argmax(-1)  # [N], the column least orthogonal to it
     v = power.gather(-1, best[:, None, None].expand(-1, power.shape[1], 1))  # [N, C, 1]
     quotient = (v * (gram @ v)).sum((1, 2)) / v.square().sum((1, 2)).clamp_min(TINY)
     return quotient.sqrt()

@@ -38,9 +38,7 @@ def free_difference(a: Any, b: Any) -> str | None:
         for name in old.keys() | new.keys():
             if name not in FREE and json.dumps(old.get(name)) != json.dumps(new.get(name)):
                 return name
-        if old["status"] != new["status"] or old["digests"].get("inputs") != new["digests"].get(
-            "inputs"
-        ):
+        if old["status"] != new["status"] or old["digests"].get("inputs") != new["digests"].get("inputs"):
             return "status or inputs"
         if new["provenance"] != "measured" or new["reason"]:
             return "provenance or reason"
@@ -50,13 +48,7 @@ def free_difference(a: Any, b: Any) -> str | None:
 def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a nested value."""
     found = [here] if here else []
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         found += paths(item, (*here, key))
     return found

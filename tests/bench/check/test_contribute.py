@@ -48,15 +48,14 @@ def request(checkout: Path, **fields: object) -> Request:
     return Request(config, checkout.parents[1], **fields)  # type: ignore[arg-type]
 
 
-def test_only_a_whole_collected_config_in_the_checkout_is_sent(
-    checkout: Path, tmp_path: Path
-) -> None:
+def test_only_a_whole_collected_config_in_the_checkout_is_sent(checkout: Path, tmp_path: Path) -> None:
     check_contribution(request(checkout))
     for fields, expected in (
-        ({"kernel": "a"}, "leave out --kernel"), ({"unit": "a"}, "leave out --unit"),
+        ({"kernel": "a"}, "leave out --kernel"),
+        ({"unit": "a"}, "leave out --unit"),
         ({"only": ["gap=12"]}, "leave out --only"),
         ({"config": "configs/quick.yaml"}, "'quick' is a first look"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError, match=expected):
             check_contribution(request(checkout, **fields))
     with pytest.raises(UsageError, match="leave out --results"):
@@ -159,9 +158,7 @@ def test_the_workflow_of_requests_can_only_read() -> None:
     assert "pull_request_target" not in text
     steps = flow["jobs"]["validate"]["steps"]
     assert all(
-        step["with"]["persist-credentials"] is False
-        for step in steps
-        if "checkout" in step.get("uses", "")
+        step["with"]["persist-credentials"] is False for step in steps if "checkout" in step.get("uses", "")
     )
     # What runs is the base branch's code; the request is a folder of data.
     assert all("request/" not in step.get("run", "") for step in steps)
@@ -171,9 +168,7 @@ def test_the_workflow_of_requests_can_only_read() -> None:
 @pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda p: p.name)
 def test_actions_are_pinned_to_commits(path: Path) -> None:
     flow = yaml.safe_load(path.read_text())
-    used = [
-        step["uses"] for job in flow["jobs"].values() for step in job["steps"] if "uses" in step
-    ]
+    used = [step["uses"] for job in flow["jobs"].values() for step in job["steps"] if "uses" in step]
     assert used
     assert all(len(action.partition("@")[2]) == 40 for action in used)
 
@@ -186,9 +181,13 @@ def test_the_file_that_contributing_explains_is_as_it_says() -> None:
     assert f'"written": "{submission.volatile["written"]}"' in text
     assert f"{len(submission.offered)} kernels with dtypes" in text
     row = next(
-        r for r in submission.rows
-        if r.case == "bias/leak" and r.kernel == "sdpa-flash/stock" and r.params["repeats"] == 2 and r.params["gap"] == 12.0
-    )  # fmt: skip
+        r
+        for r in submission.rows
+        if r.case == "bias/leak"
+        and r.kernel == "sdpa-flash/stock"
+        and r.params["repeats"] == 2
+        and r.params["gap"] == 12.0
+    )
     assert f'"leak_mean": {row.metrics["leak_mean"]!r}' in text
     assert f'"inputs": "{row.digests["inputs"][:8]}…"' in text
     assert f"`{row.wall_s}`" in text

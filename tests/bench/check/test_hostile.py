@@ -25,7 +25,7 @@ from hostile import (
     slow_files,
     text_mutations,
     values,
-)  # fmt: skip
+)
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -91,13 +91,18 @@ def check(path: Path, original: dict[str, Any], text: str) -> None:
 
 
 @settings(
-    phases=[Phase.generate], max_examples=EXAMPLES, deadline=None, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)  # fmt: skip
+    phases=[Phase.generate],
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+    ],
+)
 @given(data=st.data())
-def test_mutated_submissions_are_refused_or_harmless(
-    good: Path, tmp_path: Path, data: st.DataObject
-) -> None:
+def test_mutated_submissions_are_refused_or_harmless(good: Path, tmp_path: Path, data: st.DataObject) -> None:
     original_text = good.read_text()
     original = json.loads(original_text)
     path = tmp_path / good.parent.name / good.name
@@ -176,9 +181,7 @@ def reread(good: Path, text: str) -> Submission:
         path.unlink()
 
 
-def test_wrong_inputs_stop_the_work(
-    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_inputs_stop_the_work(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = json.loads(good.read_text())
     for row in tree["rows"]:
         row["digests"]["inputs"] = "0" * 64
@@ -189,8 +192,10 @@ def test_wrong_inputs_stop_the_work(
     made: list[object] = []
     digest = type(case).inputs_digest
     monkeypatch.setattr(
-        type(case), "inputs_digest", lambda *a: made.append(a) or digest(*a)  # type: ignore[func-returns-value]
-    )  # fmt: skip
+        type(case),
+        "inputs_digest",
+        lambda *a: made.append(a) or digest(*a),  # type: ignore[func-returns-value]
+    )
     problems = validate_file(path)
     assert len(problems) >= MAX_WRONG_INPUTS
     assert len(made) == 1
@@ -201,9 +206,7 @@ def test_work_beyond_the_budget_is_refused_before_it_begins(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.check.validate.MAX_VALUES_A_FILE", 1)
-    monkeypatch.setattr(
-        "bench.check.validate._inputs_digest", lambda row: pytest.fail("inputs were made")
-    )
+    monkeypatch.setattr("bench.check.validate._inputs_digest", lambda row: pytest.fail("inputs were made"))
     assert "values to make again, at most 1" in validate_file(good)[0]
 
 

@@ -17,23 +17,43 @@ def speed(tflops: float = 500.0, **changed: float) -> Row:
     metrics = {}
     for name in ("forward", "backward", "both"):
         ms = operations(Params(), 1, name) / (tflops * 1e12) * 1e3
-        metrics |= {f"{name}_ms": ms, f"{name}_p10_ms": ms * 0.9, f"{name}_p90_ms": ms * 1.1,
-                    f"{name}_tflops": operations(Params(), 1, name) / (ms * 1e-3) / 1e12}  # fmt: skip
+        metrics |= {
+            f"{name}_ms": ms,
+            f"{name}_p10_ms": ms * 0.9,
+            f"{name}_p90_ms": ms * 1.1,
+            f"{name}_tflops": operations(Params(), 1, name) / (ms * 1e-3) / 1e12,
+        }
     return Row(
-        case="speed/attention", case_version=1, kernel="triton/stock", backend="cuda", dtype="bfloat16",
-        params=PARAMS, options={}, seeds=1, status="ok", verdict="measured", metrics=metrics | changed,
-    )  # fmt: skip
+        case="speed/attention",
+        case_version=1,
+        kernel="triton/stock",
+        backend="cuda",
+        dtype="bfloat16",
+        params=PARAMS,
+        options={},
+        seeds=1,
+        status="ok",
+        verdict="measured",
+        metrics=metrics | changed,
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "peak"),
     [
-        ("NVIDIA H200", 989.4), ("NVIDIA GH200 480GB", 989.4), ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H100 80GB HBM3", 989.4), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA GB200", 2500),
-        ("NVIDIA GeForce RTX 4090", 165.2), ("NVIDIA H20", 148), ("Ascend 910B2", 400), ("Some chip", None),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA H20", 148),
+        ("Ascend 910B2", 400),
+        ("Some chip", None),
         ("NVIDIA RTX A1000", None),
     ],
-)  # fmt: skip
+)
 def test_a_chip_is_found_by_its_name(name: str, peak: float | None) -> None:
     assert peak_tflops({"accelerator": name}) == peak
 

@@ -39,9 +39,7 @@ def test_a_fresh_file_is_valid(good: Path) -> None:
 def test_committed_results_are_valid_and_of_todays_config(path: Path) -> None:
     assert validate_file(path) == []
     submission, _ = read_submission(path)
-    assert (
-        submission.config.text == (ROOT / "configs" / f"{submission.config.name}.yaml").read_text()
-    )
+    assert submission.config.text == (ROOT / "configs" / f"{submission.config.name}.yaml").read_text()
 
 
 def set_verdict(s: Submission) -> None:
@@ -192,7 +190,7 @@ def old_case(s: Submission) -> None:
         (user, "a personal field"),
         (old_case, "case_version 99"),
     ],
-)  # fmt: skip
+)
 def test_tampering_is_found(good: Path, edit: Callable[[Submission], None], expected: str) -> None:
     problems = edited(good, edit)
     assert any(expected in problem for problem in problems), problems
@@ -221,14 +219,10 @@ def test_a_foreign_row_is_not_made_again(good: Path, monkeypatch: pytest.MonkeyP
     assert any("not in the plan" in problem for problem in edited(good, enormous))
 
 
-def test_a_stale_file_is_kept_but_not_taken_as_new(
-    good: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_file_is_kept_but_not_taken_as_new(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(load_case("bias/shift_range")), "version", 2)
     assert validate_file(good) == []
-    assert "stale: bias/shift_range version 1, today 2: measure again" in validate_file(
-        good, fresh=True
-    )
+    assert "stale: bias/shift_range version 1, today 2: measure again" in validate_file(good, fresh=True)
     # What does not depend on the older code is still checked.
     assert any("config.sha256" in problem for problem in edited(good, set_hash))
 
@@ -300,9 +294,7 @@ def external(run_tiny: RunIt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return path
 
 
-def test_an_external_file_is_taken_by_its_sha256_and_that_is_said(
-    external: Path, good: Path
-) -> None:
+def test_an_external_file_is_taken_by_its_sha256_and_that_is_said(external: Path, good: Path) -> None:
     assert validate_file(external) == []
     (note,) = taken_on_trust(external)
     assert "made from data 'text.bin', not part of the suite" in note

@@ -49,9 +49,7 @@ def tensors(kernel: str, x: Inputs) -> dict[str, Tensor]:
 
 
 def save(path: Path, found: dict[str, Tensor], **metadata: str) -> Path:
-    contiguous = {
-        name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()
-    }
+    contiguous = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
     save_file(contiguous, path, metadata={"causal": "true"} | metadata)
     return path
 
@@ -77,17 +75,13 @@ def test_one_ulp_away_from_zero_is_a_bias_of_one_ulp() -> None:
 
 
 def test_zeros_nans_and_infinities() -> None:
-    found = pair_metrics(
-        torch.tensor([0.0, 1.0, math.nan]), torch.tensor([1.0, math.inf, math.nan])
-    )
+    found = pair_metrics(torch.tensor([0.0, 1.0, math.nan]), torch.tensor([1.0, math.inf, math.nan]))
     assert (found["nonfinite"], found["nonfinite_a"], found["nonfinite_b"]) == (2, 1, 2)
     assert found["max_rel"] == math.inf
     assert math.isnan(found["cosine"])
     nothing = pair_metrics(torch.tensor([math.nan]), torch.tensor([math.nan]))
     assert nothing == {"equal": True, "nonfinite": 1, "nonfinite_a": 1, "nonfinite_b": 1}
-    result = compare_captures(
-        *(Capture({"o": torch.full((1, 1, 1, 1), math.nan)}, False, None),) * 2
-    )
+    result = compare_captures(*(Capture({"o": torch.full((1, 1, 1, 1), math.nan)}, False, None),) * 2)
     assert "o         equal   –" in captures_text(result, "a", "b")
     assert result.notes[-1] == "o: elements not finite: 1 in A, 1 in B; 1 left out"
 
@@ -137,14 +131,10 @@ def test_the_command_compares_two_captures(tmp_path: Path) -> None:
     b = save(tmp_path / "npu.safetensors", tensors("eager-fused/stock", x))
     done = CliRunner().invoke(runner.app, ["compare", str(a), str(b)])
     assert done.exit_code == 0, done.output
-    assert re.search(
-        r"q +equal +1\.000000000 +0\.000e\+00 +0\.000e\+00 +100\.00% +100\.00%", done.output
-    )
+    assert re.search(r"q +equal +1\.000000000 +0\.000e\+00 +0\.000e\+00 +100\.00% +100\.00%", done.output)
     assert re.search(r"dq +differ +0\.99", done.output)
     assert "leak: coherence" in done.output
-    document = json.loads(
-        CliRunner().invoke(runner.app, ["compare", str(a), str(b), "--json"]).stdout
-    )
+    document = json.loads(CliRunner().invoke(runner.app, ["compare", str(a), str(b), "--json"]).stdout)
     assert document["tensors"]["o"]["equal"] is False
     assert document["digests"]["q"]["a"] == document["digests"]["q"]["b"]
     # The stored policy rounds O's way to its end many times, the fused one once.
@@ -178,13 +168,30 @@ GOOD: dict[str, Any] = {"o": torch.zeros(1, 1, 2, 4)}
         ("metadata causal: 'yes'; allowed: true, false", GOOD, {"causal": "yes"}),
         ("metadata scale: '-1'; allowed: a number > 0", GOOD, {"scale": "-1"}),
         ("metadata scale: 'x'; allowed: a number > 0", GOOD, {"scale": "x"}),
-        ("k is [1, 2, 2, 4]; o is [1, 3, 2, 4]: expected the same batch", {"o": torch.zeros(1, 3, 2, 4), "q": torch.zeros(1, 3, 2, 4), "k": torch.zeros(1, 2, 2, 4), "v": torch.zeros(1, 2, 2, 4)}, {}),
-        ("k is [1, 1, 2, 5]; ", {"o": GOOD["o"], "q": GOOD["o"], "k": torch.zeros(1, 1, 2, 5), "v": torch.zeros(1, 1, 2, 5)}, {}),
-        ("v is [1, 1, 3, 4]; k is [1, 1, 2, 4]", {"o": GOOD["o"], "k": GOOD["o"], "v": torch.zeros(1, 1, 3, 4)}, {}),
+        (
+            "k is [1, 2, 2, 4]; o is [1, 3, 2, 4]: expected the same batch",
+            {
+                "o": torch.zeros(1, 3, 2, 4),
+                "q": torch.zeros(1, 3, 2, 4),
+                "k": torch.zeros(1, 2, 2, 4),
+                "v": torch.zeros(1, 2, 2, 4),
+            },
+            {},
+        ),
+        (
+            "k is [1, 1, 2, 5]; ",
+            {"o": GOOD["o"], "q": GOOD["o"], "k": torch.zeros(1, 1, 2, 5), "v": torch.zeros(1, 1, 2, 5)},
+            {},
+        ),
+        (
+            "v is [1, 1, 3, 4]; k is [1, 1, 2, 4]",
+            {"o": GOOD["o"], "k": GOOD["o"], "v": torch.zeros(1, 1, 3, 4)},
+            {},
+        ),
         ("dq is [1, 1, 3, 4]; o is [1, 1, 2, 4]", {"o": GOOD["o"], "dq": torch.zeros(1, 1, 3, 4)}, {}),
         ("lse is [1, 1, 3]; o is [1, 1, 2, 4]", {"o": GOOD["o"], "lse": torch.zeros(1, 1, 3)}, {}),
     ],
-)  # fmt: skip
+)
 def test_bad_captures_are_named(message: str, found: Any, metadata: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         read_capture(save(tmp_path / "a.safetensors", found, **metadata))

@@ -10,14 +10,17 @@ from bench.files.privacy import personal, scrub
 @pytest.mark.parametrize(
     ("text", "clean"),
     [
-        ("CUDA out of memory. Process 31337 has 9 GiB; see /scratch/alice/log", "CUDA out of memory. Process <n> has 9 GiB; see <path>"),
+        (
+            "CUDA out of memory. Process 31337 has 9 GiB; see /scratch/alice/log",
+            "CUDA out of memory. Process <n> has 9 GiB; see <path>",
+        ),
         ("(/nfs/alice/venv/lib.so: undefined symbol)", "(<path>: undefined symbol)"),
         ("C:\\Users\\alice\\x.dll missing", "<path>"),
         ("mail alice@example.org now", "mail <mail> now"),
         ("no route to 10.0.0.7", "no route to <address>"),
         ("first\n  second", "first second"),
     ],
-)  # fmt: skip
+)
 def test_scrub(text: str, clean: str) -> None:
     assert scrub(text).startswith(clean)
     assert not list(personal(scrub(text)))
@@ -27,10 +30,17 @@ def test_scrub(text: str, clean: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["bias/tie_break", "eager-fused/stabilized+consistent_l", "python runner.py run configs/bias.yaml",
-     'kernels: ["*/stabilized", "*/stabilized+consistent_l"]', "https://arxiv.org/abs/2510.04212",
-     "torch 2.13.0", "shape [1, 2, 3]", "q / k"],
-)  # fmt: skip
+    [
+        "bias/tie_break",
+        "eager-fused/stabilized+consistent_l",
+        "python runner.py run configs/bias.yaml",
+        'kernels: ["*/stabilized", "*/stabilized+consistent_l"]',
+        "https://arxiv.org/abs/2510.04212",
+        "torch 2.13.0",
+        "shape [1, 2, 3]",
+        "q / k",
+    ],
+)
 def test_our_own_names_are_not_personal(text: str) -> None:
     assert list(personal(text)) == []
     assert scrub(text) == text

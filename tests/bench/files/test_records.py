@@ -15,9 +15,16 @@ from bench.files.store import BadFile, read_submission, set_aside, write_text
 from conftest import RunIt
 
 ROW = {
-    "case": "bias/leak", "case_version": 1, "kernel": "eager-fused/stock", "backend": "cpu",
-    "dtype": "bfloat16", "params": {"gap": 12.0}, "options": {"tile": 64}, "seeds": 2, "status": "ok",
-}  # fmt: skip
+    "case": "bias/leak",
+    "case_version": 1,
+    "kernel": "eager-fused/stock",
+    "backend": "cpu",
+    "dtype": "bfloat16",
+    "params": {"gap": 12.0},
+    "options": {"tile": 64},
+    "seeds": 2,
+    "status": "ok",
+}
 
 
 def test_non_finite_numbers_survive_as_strings() -> None:
@@ -38,9 +45,17 @@ def test_floats_survive_exactly(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("case", "bias/tie_break"), ("kernel", "a/b"), ("backend", "cuda"), ("dtype", "float16"),
-     ("params", {"gap": 6.0}), ("options", {"tile": 0}), ("seeds", 3), ("case_version", 2)],
-)  # fmt: skip
+    [
+        ("case", "bias/tie_break"),
+        ("kernel", "a/b"),
+        ("backend", "cuda"),
+        ("dtype", "float16"),
+        ("params", {"gap": 6.0}),
+        ("options", {"tile": 0}),
+        ("seeds", 3),
+        ("case_version", 2),
+    ],
+)
 def test_every_varying_field_is_in_the_key(field: str, value: object) -> None:
     assert row_key(Row(**(ROW | {field: value}))) != row_key(Row(**ROW))
 
@@ -75,10 +90,8 @@ def test_reading_and_writing_give_the_same_bytes(run_tiny: RunIt) -> None:
         (lambda t: '{"a": ' + "9" * 10_000 + "}", "not readable JSON"),
         (lambda t: " " * (MAX_BYTES + 1), "at most"),
     ],
-)  # fmt: skip
-def test_foreign_and_broken_files_are_refused_with_a_reason(
-    run_tiny: RunIt, change, expected: str
-) -> None:
+)
+def test_foreign_and_broken_files_are_refused_with_a_reason(run_tiny: RunIt, change, expected: str) -> None:
     path = run_tiny().path
     path.write_text(change(path.read_text()))
     with pytest.raises(BadFile, match=expected):
@@ -93,9 +106,7 @@ def test_only_regular_files_are_read(tmp_path: Path, run_tiny: RunIt) -> None:
             read_submission(path)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.json"
     write_text(path, "old")
 

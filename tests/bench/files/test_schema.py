@@ -36,9 +36,17 @@ def test_results_follow_the_schema(validator, run_tiny: RunIt) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("verdict", "a\u202eb"), ("seeds", 0), ("dtype", "int8"), ("metrics", {"x": "nan"}), ("reason", "x" * 501),
-     ("digests", {"o": "0"}), ("params", {"<b>": 1}), ("extra", 1)],
-)  # fmt: skip
+    [
+        ("verdict", "a\u202eb"),
+        ("seeds", 0),
+        ("dtype", "int8"),
+        ("metrics", {"x": "nan"}),
+        ("reason", "x" * 501),
+        ("digests", {"o": "0"}),
+        ("params", {"<b>": 1}),
+        ("extra", 1),
+    ],
+)
 def test_the_schema_refuses_what_the_models_refuse(
     validator, run_tiny: RunIt, field: str, value: object
 ) -> None:

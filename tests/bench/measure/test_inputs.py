@@ -82,12 +82,15 @@ def test_golden_tokens_of_low_rank() -> None:
 def test_golden_streams() -> None:
     assert KEY == 39173485887584310643936353237146462878
     assert [int(w) for w in raw_words(KEY, 2)] == [0x55C86B7F68A65FAE, 0x265988864FFAD82B]
-    assert (uniform(KEY, (6,)) * 2**24).tolist() == [
-        5621867, 2513288, 3190915, 6989992, 7650111, 12437883,
-    ]  # fmt: skip
+    assert (uniform(KEY, (6,)) * 2**24).tolist() == [5621867, 2513288, 3190915, 6989992, 7650111, 12437883]
     assert (normal(KEY, (6,)) * 2**24).tolist() == [
-        -16807278, -1031840, -22515852, -19085252, -6721310, 5290569,
-    ]  # fmt: skip
+        -16807278,
+        -1031840,
+        -22515852,
+        -19085252,
+        -6721310,
+        5290569,
+    ]
     assert signs(KEY, (8,)).tolist() == [1, 1, 1, 1, 1, -1, 1, -1]
     block = np.ascontiguousarray(normal(KEY, (4096,)), dtype="<f8").tobytes()
     golden = "ff11e6f500dda414bf8648fb4ba42e1e4b042c4047d7edc5b26ceee44a5f4885"
@@ -109,8 +112,11 @@ def philox4x64(counter: int, key: int) -> list[int]:
 def test_raw_words_are_philox_blocks_from_counter_one() -> None:
     # Random123's known answer first, so that the oracle is not one of our own making.
     assert philox4x64(0, 0) == [
-        0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B,
-    ]  # fmt: skip
+        0x16554D9ECA36314C,
+        0xDB20FE9D672D0FDC,
+        0xD7E772CEE186176B,
+        0x7E68B68AEC7BA23B,
+    ]
     blocks = [word for counter in (1, 2, 3) for word in philox4x64(counter, KEY)]
     assert [int(w) for w in raw_words(KEY, 10)] == blocks[:10]
 
@@ -152,8 +158,13 @@ def test_moments() -> None:
 
 def test_streams_are_apart() -> None:
     names: list[tuple[str | int, ...]] = [
-        ("a", 0, "q"), ("a", 1, "q"), ("a", 0, "k"), ("b", 0, "q"), ("a", 10, "q"), ("a", 0),
-    ]  # fmt: skip
+        ("a", 0, "q"),
+        ("a", 1, "q"),
+        ("a", 0, "k"),
+        ("b", 0, "q"),
+        ("a", 10, "q"),
+        ("a", 0),
+    ]
     keys = [key_of(*parts) for parts in names]
     assert len(set(keys)) == len(keys)
     assert all(0 <= key < 2**128 for key in keys)

@@ -152,9 +152,7 @@ def test_stochastic_is_one_of_the_two_neighbours(x: float, bits: int, word: int)
 
 @pytest.mark.parametrize("bits", [7, 10, 12])
 @pytest.mark.parametrize("tail", [0, 1, 12345, 0x7FFF])
-def test_stochastic_rounds_up_for_exactly_the_discarded_share_of_words(
-    bits: int, tail: int
-) -> None:
+def test_stochastic_rounds_up_for_exactly_the_discarded_share_of_words(bits: int, tail: int) -> None:
     # All low parts of the random word once: `tail` of 2^drop must round up, no more and no fewer.
     words = torch.arange(1 << (23 - bits))
     tail &= len(words) - 1
@@ -530,7 +528,5 @@ def test_round_to_format_of_bf16_is_round_mantissa() -> None:
     for rounding in ("rne", "toward_zero"):
         expected = round_mantissa(x, 7, rounding)
         if rounding == "toward_zero":
-            expected = expected.clamp(
-                -FORMATS[torch.bfloat16].max_value, FORMATS[torch.bfloat16].max_value
-            )
+            expected = expected.clamp(-FORMATS[torch.bfloat16].max_value, FORMATS[torch.bfloat16].max_value)
         assert torch.equal(round_to_format(x, FORMATS[torch.bfloat16], rounding), expected)

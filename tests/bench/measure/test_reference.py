@@ -87,11 +87,15 @@ def test_takes_the_quantised_values(dtype: torch.dtype) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.tuples(
-        st.integers(1, 2), st.integers(1, 2), st.integers(1, 3),
-        st.integers(1, 7), st.integers(1, 7), st.integers(1, 6),
+        st.integers(1, 2),
+        st.integers(1, 2),
+        st.integers(1, 3),
+        st.integers(1, 7),
+        st.integers(1, 7),
+        st.integers(1, 6),
     ),
     st.booleans(),
-)  # fmt: skip
+)
 def test_invariants(shape: tuple[int, int, int, int, int, int], causal: bool) -> None:
     ref = attention_reference(problem(shape, causal))
     batch, kv_heads, groups, queries, keys, dim = shape

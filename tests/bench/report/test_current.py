@@ -23,13 +23,19 @@ from conftest import RunIt
 
 def test_the_newest_run_stands_for_a_unit_and_agreement_is_counted() -> None:
     entries = [
-        Entry("u", "2026-01-01", "A", False), Entry("u", "2026-03-01", "B", False),
-        Entry("u", "2026-02-01", "B", False), Entry("v", "2026-01-01", None, False),
+        Entry("u", "2026-01-01", "A", False),
+        Entry("u", "2026-03-01", "B", False),
+        Entry("u", "2026-02-01", "B", False),
+        Entry("v", "2026-01-01", None, False),
         Entry("u", "2027-01-01", "A", True),
-    ]  # fmt: skip
+    ]
     assert [tuple(s) for s in states(entries)] == [
-        (OLDER, 2, 3), (CURRENT, 2, 3), (OLDER, 2, 3), (CURRENT, 0, 1), (STALE, 0, 1),
-    ]  # fmt: skip
+        (OLDER, 2, 3),
+        (CURRENT, 2, 3),
+        (OLDER, 2, 3),
+        (CURRENT, 0, 1),
+        (STALE, 0, 1),
+    ]
 
 
 def again(path: Path, name: str, written: str, verdict: str | None = None) -> None:
@@ -53,9 +59,7 @@ def test_a_run_of_several_processes_is_another_machine(run_tiny: RunIt, tmp_path
     assert (len(now.rows), len(now.older), now.repeated) == (2 * len(submission.rows), 0, 0)
 
 
-def test_a_repeated_run_replaces_the_older_one_in_every_table(
-    run_tiny: RunIt, tmp_path: Path
-) -> None:
+def test_a_repeated_run_replaces_the_older_one_in_every_table(run_tiny: RunIt, tmp_path: Path) -> None:
     path = run_tiny().path
     again(path, "tiny+2.json", "2999-01-01T00:00:00+00:00", "pass")
     loaded, problems = load_all([tmp_path / "results"])
@@ -66,11 +70,7 @@ def test_a_repeated_run_replaces_the_older_one_in_every_table(
     text, _ = write_report("markdown", [tmp_path / "results"], None, None)
     assert text is not None
     assert "in 9 of them all runs agree bit for bit" in text
-    rows = list(
-        csv.DictReader(
-            io.StringIO(write_report("csv", [tmp_path / "results"], None, None)[0] or "")
-        )
-    )
+    rows = list(csv.DictReader(io.StringIO(write_report("csv", [tmp_path / "results"], None, None)[0] or "")))
     assert sorted({r["state"] for r in rows}) == [CURRENT, OLDER]
 
 
@@ -95,8 +95,13 @@ INF = float("inf")
 
 
 def leak(kernel: str, verdict: str, mean: float = 1e-3, gap: float = 12.0) -> Row:
-    return row(kernel, verdict, case="bias/leak", metrics={"leak_mean": mean},
-               params={"repeats": 2, "gap": gap, "other_values": "same_sign"})  # fmt: skip
+    return row(
+        kernel,
+        verdict,
+        case="bias/leak",
+        metrics={"leak_mean": mean},
+        params={"repeats": 2, "gap": gap, "other_values": "same_sign"},
+    )
 
 
 def changed(run: Row, **fields: object) -> Row:
@@ -110,11 +115,16 @@ def changed(run: Row, **fields: object) -> Row:
 
 def test_answers_quote_the_rows() -> None:
     rows = found(
-        row(), row("sdpa-math/stock", "pass", 0.01), leak("a/stock", "leaks", 2e-3),
-        leak("a/delta_fp32", "pass", 1e-9), leak("a/stabilized", "leaks", 1e-4),
-        training("stock", 0, 900.0), training("stock", 1, 700.0), training("delta_fp32", 0, INF),
+        row(),
+        row("sdpa-math/stock", "pass", 0.01),
+        leak("a/stock", "leaks", 2e-3),
+        leak("a/delta_fp32", "pass", 1e-9),
+        leak("a/stabilized", "leaks", 1e-4),
+        training("stock", 0, 900.0),
+        training("stock", 1, 700.0),
+        training("delta_fp32", 0, INF),
         training("stock", 0, INF, bits=2),
-    )  # fmt: skip
+    )
     assert cells(rows) == [
         "biased: 1 of 2: eager-stored +0.22 ulp",
         "leaking: 1 of 1: a +2e-03",
@@ -127,9 +137,13 @@ def test_answers_quote_the_rows() -> None:
 
 def test_a_fix_may_hold_in_one_implementation_and_not_in_another() -> None:
     rows = found(
-        leak("a/stock", "leaks"), leak("b/stock", "leaks"), leak("c/stock", "pass"),
-        leak("a/delta_dp", "leaks"), leak("b/delta_dp", "pass"), leak("c/stochastic", "leaks"),
-    )  # fmt: skip
+        leak("a/stock", "leaks"),
+        leak("b/stock", "leaks"),
+        leak("c/stock", "pass"),
+        leak("a/delta_dp", "leaks"),
+        leak("b/delta_dp", "pass"),
+        leak("c/stochastic", "leaks"),
+    )
     # c never needed a fix
     assert cells(rows)[3] == "in part: delta_dp (leaks in a; tried on 2 of 2 leaking kernels)"
 
@@ -141,9 +155,7 @@ def test_a_fix_whose_runs_are_sick_holds_in_part() -> None:
         series = {"step": [0.0, 1490.0], "loss": [4.0, 1.6], "row_max_abs": [1.0, row_max]}
         return training(fix, 0, INF).model_copy(update={"series": series})
 
-    runs = found(
-        training("stock", 0, 900.0), trained("delta_dp", 30.0), trained("delta_fp32", 400.0)
-    )
+    runs = found(training("stock", 0, 900.0), trained("delta_dp", 30.0), trained("delta_fp32", 400.0))
     assert cells(runs)[3] == (
         "yes: delta_dp (tried on 1 of 1 exploded run); "
         "in part: delta_fp32 (stable but sick in 1 run; tried on 1 of 1 exploded run)"
@@ -154,11 +166,13 @@ def test_a_fix_is_held_against_the_same_training_only() -> None:
     fixed = training("delta_fp32", 0, INF)
     stock = training("stock", 0, 900.0)
     others = [
-        training("delta_fp32", 1, INF), training("delta_fp32", 0, INF, bits=2),
-        changed(fixed, dtype="bfloat16"), changed(fixed, params={"width": 64}),
+        training("delta_fp32", 1, INF),
+        training("delta_fp32", 0, INF, bits=2),
+        changed(fixed, dtype="bfloat16"),
+        changed(fixed, params={"width": 64}),
         changed(fixed, kernel="triton/delta_fp32"),
         changed(fixed, metrics={"steps_run": 899.0}),  # ends before stock exploded
-    ]  # fmt: skip
+    ]
     for other in others:
         assert cells(found(stock, other))[3] == NOT_MEASURED
     held = "yes: delta_fp32 (tried on 1 of 1 exploded run)"
@@ -194,16 +208,22 @@ def test_the_same_training_counts_once_and_sizes_are_apart() -> None:
 
 def test_a_kernel_counts_once_and_at_one_gap() -> None:
     rows = found(
-        leak("triton/stock", "leaks", 2e-3), leak("triton/stock", "leaks", 9e-3, gap=18.0),
+        leak("triton/stock", "leaks", 2e-3),
+        leak("triton/stock", "leaks", 9e-3, gap=18.0),
         changed(leak("triton/stock", "leaks", 3e-3), options={"block_n": 64}),
-    )  # fmt: skip
+    )
     assert cells(rows)[1] == "leaking: 1 of 1: triton +3e-03"
 
 
 def test_the_cost_is_a_ratio_to_stock_of_the_same_shape() -> None:
     def timed(fix: str, ms: float, tokens: int = 64):
-        return row(f"triton/{fix}", "measured", case="speed/attention", metrics={"both_ms": ms},
-                   params={"tokens": tokens})  # fmt: skip
+        return row(
+            f"triton/{fix}",
+            "measured",
+            case="speed/attention",
+            metrics={"both_ms": ms},
+            params={"tokens": tokens},
+        )
 
     rows = [timed("stock", 2.0), timed("delta_fp32", 2.1), timed("delta_fp32", 9.0, tokens=128)]
     assert cells(found(*rows))[-1] == "delta_fp32 ×1.05"

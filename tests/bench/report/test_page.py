@@ -25,11 +25,7 @@ from conftest import RunIt, committed_results
 
 ROOT = Path(__file__).resolve().parents[3]
 CHROMIUM = next(
-    (
-        found
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (found := shutil.which(name))
-    ),
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
     None,
 )
 MARKUP = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
@@ -121,9 +117,7 @@ def test_filters_narrow_everything_and_live_in_the_address(opened: Open) -> None
     until(lambda: "bias/bf16_addition" not in page.locator("#rows").inner_text())
     cells = page.locator("#rows .tabulator-row").all_inner_texts()
     assert all("bias/leak" in cell and "delta_fp32" in cell for cell in cells)
-    assert all(
-        "bias/leak" in line for line in page.locator("#matrix .tabulator-row").all_inner_texts()
-    )
+    assert all("bias/leak" in line for line in page.locator("#matrix .tabulator-row").all_inner_texts())
     assert "Not measured by any row" in page.locator("#ladder").inner_text()
     left = opened.count()
     page.reload()
@@ -142,11 +136,7 @@ def test_rows_sort_by_value(opened: Open) -> None:
 
     def first() -> float:
         return float(
-            page.locator("#rows .tabulator-row")
-            .first.inner_text()
-            .split()[1 - 1]
-            .lstrip("●○ ")
-            .split("±")[0]
+            page.locator("#rows .tabulator-row").first.inner_text().split()[1 - 1].lstrip("●○ ").split("±")[0]
         )
 
     heading.click()
@@ -157,9 +147,7 @@ def test_rows_sort_by_value(opened: Open) -> None:
     until(lambda: first() > low)
 
 
-def test_a_row_opens_with_its_file_and_the_command_that_repeats_it(
-    opened: Open, site: Path
-) -> None:
+def test_a_row_opens_with_its_file_and_the_command_that_repeats_it(opened: Open, site: Path) -> None:
     page = opened.page
     page.select_option("#f-case", "crash/ladder")
     until(lambda: "crash/ladder" in page.locator("#rows").inner_text())
@@ -180,9 +168,7 @@ def test_a_row_opens_with_its_file_and_the_command_that_repeats_it(
     command = page.locator("dialog pre").inner_text()
     submission, _ = read_submission(file)
     ids = {unit_id(r): r for r in submission.rows}
-    name = re.fullmatch(
-        r"python runner.py run configs/ladder-cpu.yaml --unit (\w+) --results rerun", command
-    )
+    name = re.fullmatch(r"python runner.py run configs/ladder-cpu.yaml --unit (\w+) --results rerun", command)
     assert name is not None
     assert ids[name.group(1)].kernel == row["kernel"]
     assert row["digests"]["loss"] in text
@@ -208,9 +194,7 @@ def test_light_and_dark_are_readable(browser: Any, site: Path, scheme: str) -> N
 
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, site: Path) -> None:
-    opened = Open(
-        browser, site, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True
-    )
+    opened = Open(browser, site, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
     assert opened.page.evaluate("document.documentElement.scrollWidth <= 390")
     assert "does training crash?" in opened.page.locator("#answers").inner_text()
     opened.check()
@@ -243,9 +227,7 @@ def hostile_site(run_tiny: RunIt, tmp_path: Path) -> Path:
         row.metrics["m"] = float("nan")
     submission.rows[0].status, submission.rows[0].reason = "error", MARKUP
     submission.rows[0].verdict = ""
-    submission.machine.os["s"] = submission.machine.versions["v"] = submission.volatile[
-        "written"
-    ] = MARKUP
+    submission.machine.os["s"] = submission.machine.versions["v"] = submission.volatile["written"] = MARKUP
     submission.machine.backends["cpu"]["accelerator"] = MARKUP
     folder = path.parent / "a<img src=x onerror=alert(3)>"
     folder.mkdir()
@@ -294,9 +276,7 @@ def test_the_page_holds_everything(site: Path) -> None:
     assert "url(http" not in text
 
 
-def test_only_the_reviewed_libraries_are_inlined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_reviewed_libraries_are_inlined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "vendor"
     shutil.copytree(page_module.VENDOR, copy)
     (copy / "vega.min.js").write_text("alert(1)")
@@ -310,9 +290,7 @@ def test_only_the_reviewed_libraries_are_inlined(
     assert "window.vegaInterpreter = expression" in interpreter()
 
 
-def test_details_end_at_the_budget(
-    run_tiny: RunIt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_details_end_at_the_budget(run_tiny: RunIt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = run_tiny().path
     shutil.copy(path, path.parent / "tiny+2.json")
     (block,) = gather([path], tmp_path, None)[0].blocks.values()

@@ -41,11 +41,18 @@ def row(
     **fields: object,
 ) -> Row:
     base: dict[str, object] = {
-        "case": "bias/tie_break", "case_version": 1, "kernel": kernel, "backend": "cpu",
-        "dtype": "bfloat16", "options": {"tile": 128}, "seeds": 2, "status": "ok", "verdict": verdict,
+        "case": "bias/tie_break",
+        "case_version": 1,
+        "kernel": kernel,
+        "backend": "cpu",
+        "dtype": "bfloat16",
+        "options": {"tile": 128},
+        "seeds": 2,
+        "status": "ok",
+        "verdict": verdict,
         "params": {"repeats": 2, "gap": 12.0, "row_jitter": 0.5, "value_sign": "mixed", "min_z": 5.0},
         "metrics": {"aligned_ulp_mean": mean, "aligned_ulp_sem": 0.003},
-    }  # fmt: skip
+    }
     return Row(**(base | fields))  # type: ignore[arg-type]
 
 
@@ -60,8 +67,7 @@ def test_a_cell_shows_value_error_and_verdict() -> None:
 
 def test_labels_name_only_what_varies() -> None:
     points = [
-        {"repeats": r, "gap": 12.0, "row_jitter": j, "min_z": z}
-        for r, j, z in [(1, 0.5, 5.0), (2, 0.0, 4.0)]
+        {"repeats": r, "gap": 12.0, "row_jitter": j, "min_z": z} for r, j, z in [(1, 0.5, 5.0), (2, 0.0, 4.0)]
     ]
     table = case_table("bias/tie_break", found(*(row(params=p) for p in points)), "here")
     assert table.columns == ["repeats=1 row_jitter=0.5 min_z=5", "repeats=2 row_jitter=0 min_z=4"]
@@ -69,9 +75,7 @@ def test_labels_name_only_what_varies() -> None:
 
 
 def test_options_that_vary_make_rows_of_their_own() -> None:
-    table = case_table(
-        "bias/tie_break", found(row(options={"tile": 64}), row(options={"tile": 0})), "here"
-    )
+    table = case_table("bias/tie_break", found(row(options={"tile": 64}), row(options={"tile": 0})), "here")
     assert [label for label, _ in table.rows] == [
         "eager-stored/stock tile=64",
         "eager-stored/stock tile=0",
@@ -82,16 +86,19 @@ def test_no_row_hides_another() -> None:
     """Rows that differ in any key field have cells of their own."""
     rows = [
         row(params={"repeats": r, "floor_ulp": f}, dtype=d, options={"tile": t}, backend=b, seeds=n)
-        for r in (1, 2) for f in (0.0, 0.5) for n in (3, 16) for d in ("bfloat16", "float16") for t in (64, 128) for b in ("cpu", "cuda")
-    ]  # fmt: skip
+        for r in (1, 2)
+        for f in (0.0, 0.5)
+        for n in (3, 16)
+        for d in ("bfloat16", "float16")
+        for t in (64, 128)
+        for b in ("cpu", "cuda")
+    ]
     table = case_table("bias/tie_break", found(*rows), "here")
     assert sum(cell is not None for _, cells in table.rows for cell in cells) == len(rows)
 
 
 def test_summary_counts_verdicts_and_shows_the_worst() -> None:
-    rows = found(
-        row(), row(verdict="pass", mean=0.9), row(mean=-0.4), row(kernel="a/b", verdict="pass")
-    )
+    rows = found(row(), row(verdict="pass", mean=0.9), row(mean=-0.4), row(kernel="a/b", verdict="pass"))
     table = summary_table(rows)
     cells = {label: cells[0].text for label, cells in table.rows if cells[0]}
     assert cells["bias/tie_break · eager-stored/stock"] == "biased 2/3, pass 1/3: -0.400±0.003"
@@ -101,21 +108,28 @@ def test_summary_counts_verdicts_and_shows_the_worst() -> None:
 def training(kernel: str, seed: int, crash: float, bits: int = 1) -> Row:
     exploded = crash < float("inf")
     return row(
-        f"eager-ladder/{kernel}", f"exploded@{crash:.0f}" if exploded else "stable@1500",
-        case="crash/ladder", dtype="float32", seeds=1, params={"seed": seed, "steps": 1500},
+        f"eager-ladder/{kernel}",
+        f"exploded@{crash:.0f}" if exploded else "stable@1500",
+        case="crash/ladder",
+        dtype="float32",
+        seeds=1,
+        params={"seed": seed, "steps": 1500},
         options={"mantissa_bits": bits},
         metrics={"crash_step": crash, "steps_run": crash + 19 if exploded else 1500.0, "best_loss": 1.6},
-    )  # fmt: skip
+    )
 
 
 def test_crash_rows_are_counted_by_their_word_and_the_first_crash_is_named() -> None:
     inf = float("inf")
-    runs = [training("stock", 0, 900.0), training("stock", 1, 700.0), training("stock", 2, inf),
-            training("delta_dp", 0, inf), training("stock", 0, inf, bits=2)]  # fmt: skip
+    runs = [
+        training("stock", 0, 900.0),
+        training("stock", 1, 700.0),
+        training("stock", 2, inf),
+        training("delta_dp", 0, inf),
+        training("stock", 0, inf, bits=2),
+    ]
     cells = {label: cells[0].text for label, cells in summary_table(found(*runs)).rows if cells[0]}
-    assert (
-        cells["crash/ladder · eager-ladder/stock"] == "exploded 2/4, stable 2/4: first at step 700"
-    )
+    assert cells["crash/ladder · eager-ladder/stock"] == "exploded 2/4, stable 2/4: first at step 700"
     assert cells["crash/ladder · eager-ladder/delta_dp"] == "stable 1/1"
     assert cell_text(runs[0]) == "1.60 exploded@900"
     assert findings(runs) == [
@@ -152,9 +166,12 @@ def test_a_stable_run_with_sick_row_maxima_does_not_count_as_one_that_holds() ->
 
 def test_bf16_training_is_not_in_all_mantissa_bits_and_bits_are_in_order() -> None:
     """A kernel without the option rounds as its dtype does: BF16 stores 7 bits."""
-    runs = [training("stock", 0, 900.0, bits=10), training("stock", 0, 900.0, bits=2),
-            training("stock", 0, 900.0).model_copy(update={"options": {}, "dtype": "bfloat16"}),
-            training("stock", 0, 900.0).model_copy(update={"options": {"mantissa_bits": "x"}})]  # fmt: skip
+    runs = [
+        training("stock", 0, 900.0, bits=10),
+        training("stock", 0, 900.0, bits=2),
+        training("stock", 0, 900.0).model_copy(update={"options": {}, "dtype": "bfloat16"}),
+        training("stock", 0, 900.0).model_copy(update={"options": {"mantissa_bits": "x"}}),
+    ]
     assert [line.partition(":")[0] for line in findings(runs)] == [
         f"Training with O and P̄ in {bits} mantissa bits" for bits in (2, 7, 10)
     ]
@@ -170,13 +187,20 @@ def test_drift_rows_are_grouped_by_their_verdict() -> None:
             "eps": 2.0**-13,
         }
         return row(
-            kernel, verdict, case="crash/drift", params=point | params,
+            kernel,
+            verdict,
+            case="crash/drift",
+            params=point | params,
             metrics={"drift_mean": mean, "drift_abs_mean": abs(mean), "fp32_drift_abs_mean": 1.2e-5},
-        )  # fmt: skip
+        )
 
-    runs = [drift("eager-stored/stock", "drifts", 0.912), drift("eager-fused/stock", "drifts", -0.434),
-            drift("eager-fused/stochastic", "wanders", 0.011), drift("sdpa-math/stock", "holds", 1e-4),
-            drift("sdpa-math/stock", "inconclusive", 1e-4, eps=1e-8)]  # fmt: skip
+    runs = [
+        drift("eager-stored/stock", "drifts", 0.912),
+        drift("eager-fused/stock", "drifts", -0.434),
+        drift("eager-fused/stochastic", "wanders", 0.011),
+        drift("sdpa-math/stock", "holds", 1e-4),
+        drift("sdpa-math/stock", "inconclusive", 1e-4, eps=1e-8),
+    ]
     assert findings(runs) == [
         "Drift of W_Q where the exact gradient is 0, learning rates a step (FP32: 1e-05): "
         "drifts: eager-stored/stock (+0.91), eager-fused/stock (-0.43); "
@@ -249,10 +273,12 @@ def test_other_inputs_are_never_compared() -> None:
 
 
 def test_the_worst_row_of_a_range_is_the_smallest() -> None:
-    rows = found(*(
-        row(case="bias/shift_range", verdict="out_of_range", metrics={"row_max_limit": limit})
-        for limit in (23.75, 3.953, 86.5)
-    ))  # fmt: skip
+    rows = found(
+        *(
+            row(case="bias/shift_range", verdict="out_of_range", metrics={"row_max_limit": limit})
+            for limit in (23.75, 3.953, 86.5)
+        )
+    )
     (cell,) = summary_table(rows).rows[0][1]
     assert cell is not None
     assert cell.text == "out_of_range 3/3: 3.953"
@@ -285,10 +311,13 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_findings_quote_the_rows() -> None:
-    lines = findings([
-        row(), row("sdpa-math/stock", "pass", -0.02),
-        row("eager-stored/stabilized", "pass", 0.004, options={"beta": 2.0}),
-    ])  # fmt: skip
+    lines = findings(
+        [
+            row(),
+            row("sdpa-math/stock", "pass", -0.02),
+            row("eager-stored/stabilized", "pass", 0.004, options={"beta": 2.0}),
+        ]
+    )
     assert lines[0].endswith("biased: eager-stored (+0.22 ulp); not biased: sdpa-math.")
     assert "eager-stored: +0.004 ulp where row maxima vary (pass)" in lines[1]
     assert findings([]) == []
@@ -318,9 +347,7 @@ def test_reports_of_a_real_file(run_tiny: RunIt, tmp_path: Path) -> None:
 
 
 def rows_limit(rows: list[Found]) -> float:
-    return next(f.row for f in rows if f.row.kernel == "eager-fused/stabilized").metrics[
-        "row_max_limit"
-    ]
+    return next(f.row for f in rows if f.row.kernel == "eager-fused/stabilized").metrics["row_max_limit"]
 
 
 def test_unreadable_files_are_left_out_and_named(run_tiny: RunIt, tmp_path: Path) -> None:

@@ -33,19 +33,34 @@ SIZE = {"layers": 2, "width": 32, "batch": 4, "warmup": 20}
 
 
 def row(
-    kernel: str = "eager-ladder/stock", bits: int | None = 1, seed: int = 0, crash: float = math.inf,
-    steps: int = 1500, series: dict[str, list[float]] | None = None, **fields: object,
-) -> Row:  # fmt: skip
+    kernel: str = "eager-ladder/stock",
+    bits: int | None = 1,
+    seed: int = 0,
+    crash: float = math.inf,
+    steps: int = 1500,
+    series: dict[str, list[float]] | None = None,
+    **fields: object,
+) -> Row:
     exploded = math.isfinite(crash)
     base: dict[str, object] = {
-        "case": "crash/ladder", "case_version": 1, "kernel": kernel, "backend": "cpu",
-        "dtype": "float32", "seeds": 1, "status": "ok", "params": {**SIZE, "seed": seed, "steps": steps},
+        "case": "crash/ladder",
+        "case_version": 1,
+        "kernel": kernel,
+        "backend": "cpu",
+        "dtype": "float32",
+        "seeds": 1,
+        "status": "ok",
+        "params": {**SIZE, "seed": seed, "steps": steps},
         "options": {} if bits is None else {"mantissa_bits": bits},
         "verdict": f"exploded@{crash:.0f}" if exploded else f"stable@{steps}",
-        "metrics": {"crash_step": crash, "steps_run": crash + 20 if exploded else steps,
-                    "best_loss": 1.0, "spikes": 0.0},
+        "metrics": {
+            "crash_step": crash,
+            "steps_run": crash + 20 if exploded else steps,
+            "best_loss": 1.0,
+            "spikes": 0.0,
+        },
         "series": series or {},
-    }  # fmt: skip
+    }
     return Row(**(base | fields))  # type: ignore[arg-type]
 
 
@@ -62,14 +77,16 @@ def cells(*rows: Row) -> dict[str, list[str | None]]:
 def test_stock_comes_first_and_the_ladders_kernel_before_others() -> None:
     kernels = ["triton/delta_dp", "triton/stock", "eager-ladder/o_fp32", "eager-ladder/delta_dp"]
     assert list(cells(*(row(kernel) for kernel in [*kernels, "eager-ladder/stock"]))) == [
-        "eager-ladder/stock", "triton/stock", "eager-ladder/o_fp32", "eager-ladder/delta_dp", "triton/delta_dp",
-    ]  # fmt: skip
+        "eager-ladder/stock",
+        "triton/stock",
+        "eager-ladder/o_fp32",
+        "eager-ladder/delta_dp",
+        "triton/delta_dp",
+    ]
 
 
 def test_cells_give_median_range_and_number_of_runs() -> None:
-    shown = cells(
-        *(row(seed=s, crash=c) for s, c in enumerate((700, 900, 650))), row(bits=2, crash=1400)
-    )
+    shown = cells(*(row(seed=s, crash=c) for s, c in enumerate((700, 900, 650))), row(bits=2, crash=1400))
     assert shown == {"eager-ladder/stock": ["700 (650 to 900; 3 runs)", "1400"]}
 
 
@@ -112,9 +129,7 @@ def test_a_kernel_without_the_option_stands_at_the_mantissa_of_its_dtype() -> No
 
 
 def test_options_but_for_m_name_a_line() -> None:
-    beta = [
-        row("eager-ladder/stabilized", options={"mantissa_bits": 1, "beta": b}) for b in (2.0, 7.0)
-    ]
+    beta = [row("eager-ladder/stabilized", options={"mantissa_bits": 1, "beta": b}) for b in (2.0, 7.0)]
     assert group(*beta).labels() == [
         "eager-ladder/stabilized beta=2",
         "eager-ladder/stabilized beta=7",
@@ -132,10 +147,7 @@ def test_exact_doubling_is_found_with_no_width() -> None:
 def test_the_interval_is_that_of_least_squares_by_hand() -> None:
     # y = log2 step: 8, 10 at M = 1 and 10, 10 at M = 2. Slope 1, rest −1, 1, 0, 0, variance 2/2, Σ(M−mean)² = 1.
     runs = group(
-        *(
-            row(bits=m, seed=s, crash=2**y)
-            for s, (m, y) in enumerate(((1, 8), (1, 10), (2, 10), (2, 10)))
-        )
+        *(row(bits=m, seed=s, crash=2**y) for s, (m, y) in enumerate(((1, 8), (1, 10), (2, 10), (2, 10))))
     ).runs
     found = growth(runs)
     assert found is not None
@@ -143,9 +155,7 @@ def test_the_interval_is_that_of_least_squares_by_hand() -> None:
     assert found.high - found.slope == pytest.approx(4.30265, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 12.7062), (2, 4.30265), (7, 2.36462), (30, 2.04227)]
-)
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.30265), (7, 2.36462), (30, 2.04227)])
 def test_student_t_is_the_table_s(freedom: int, t: float) -> None:
     assert student_t(freedom) == pytest.approx(t, abs=1e-4)
 
@@ -173,9 +183,16 @@ def curves(alarm_at: float, crash: float, log: int = 10) -> dict[str, list[float
 
 def stable(kernel: str = "eager-ladder/delta_dp", level: float = 1.0, seed: int = 0) -> Row:
     steps = [float(s) for s in range(0, 300, 10)]
-    return row(kernel, seed=seed, series={
-        "step": steps, "loss": [1.0] * 30, "row_max_abs": [50.0, *[level] * 29], "key_mean_ratio": [0.9] * 30,
-    })  # fmt: skip
+    return row(
+        kernel,
+        seed=seed,
+        series={
+            "step": steps,
+            "loss": [1.0] * 30,
+            "row_max_abs": [50.0, *[level] * 29],
+            "key_mean_ratio": [0.9] * 30,
+        },
+    )
 
 
 def test_the_loss_is_lost_where_it_leaves_for_good() -> None:
@@ -255,11 +272,14 @@ def test_without_a_stable_run_or_an_explosion_nothing_is_compared() -> None:
 
 def test_incomplete_rows_of_a_strange_file_are_passed_over() -> None:
     odd = [
-        row(params=dict(SIZE)), row(metrics={}), row(options={"mantissa_bits": "many"}),
+        row(params=dict(SIZE)),
+        row(metrics={}),
+        row(options={"mantissa_bits": "many"}),
         row(series={"step": [0.0], "loss": [1.0, 2.0]}),
-        row(options={"mantissa_bits": True}), row(seed=True),
+        row(options={"mantissa_bits": True}),
+        row(seed=True),
         *(row(params={**SIZE, "seed": 0, "warmup": w}) for w in ("abc", None, True)),
-    ]  # fmt: skip
+    ]
     assert groups([Found(r, None, i) for i, r in enumerate(odd)]) == []
 
 
@@ -275,9 +295,7 @@ def test_layers_count_from_one() -> None:
 
 
 def test_a_run_a_kernel_needs_no_overview() -> None:
-    pair = [
-        Found(r, None, i) for i, r in enumerate((row(crash=200), row("eager-ladder/delta_fp32")))
-    ]
+    pair = [Found(r, None, i) for i, r in enumerate((row(crash=200), row("eager-ladder/delta_fp32")))]
     assert overview_tables("crash/ladder", pair) == []
     assert len(run_tables(pair, "here")) == 1
 
@@ -305,10 +323,7 @@ def pinned_matplotlib() -> str:
 
 def test_the_committed_figures_are_up_to_date() -> None:
     matplotlib = pytest.importorskip("matplotlib")
-    if (
-        not committed_results("results/*/ladder-*.json")
-        or matplotlib.__version__ != pinned_matplotlib()
-    ):
+    if not committed_results("results/*/ladder-*.json") or matplotlib.__version__ != pinned_matplotlib():
         pytest.skip("not a git checkout, or another matplotlib than constraints.txt names")
     from bench.report.plot import figures
 

@@ -8,20 +8,29 @@ from bench.report.tables import Table
 from bench.report.timings import speed_tables
 
 
-def row(
-    kernel: str, forward: float, backward: float, mib: float | None = 100, **fields: object
-) -> Row:
+def row(kernel: str, forward: float, backward: float, mib: float | None = 100, **fields: object) -> Row:
     metrics = {
-        "forward_ms": forward, "backward_ms": backward, "both_ms": forward + backward,
-        "forward_tflops": 100 / forward, "backward_tflops": 250 / backward,
-    }  # fmt: skip
+        "forward_ms": forward,
+        "backward_ms": backward,
+        "both_ms": forward + backward,
+        "forward_tflops": 100 / forward,
+        "backward_tflops": 250 / backward,
+    }
     if mib is not None:
         metrics["both_peak_memory_mib"] = mib
     base: dict[str, object] = {
-        "case": "speed/attention", "case_version": 1, "kernel": kernel, "backend": "cuda",
-        "dtype": "bfloat16", "options": {}, "seeds": 1, "status": "ok", "verdict": "measured",
-        "params": {"tokens": 4096}, "metrics": metrics,
-    }  # fmt: skip
+        "case": "speed/attention",
+        "case_version": 1,
+        "kernel": kernel,
+        "backend": "cuda",
+        "dtype": "bfloat16",
+        "options": {},
+        "seeds": 1,
+        "status": "ok",
+        "verdict": "measured",
+        "params": {"tokens": 4096},
+        "metrics": metrics,
+    }
     return Row(**(base | fields))  # type: ignore[arg-type]
 
 
@@ -36,9 +45,11 @@ def cells(table: Table, kernel: str) -> dict[str, str]:
 
 def test_ratios_to_the_peers_and_costs_over_stock() -> None:
     (table,) = tables(
-        row("triton/stock", 1.0, 2.0, 100), row("triton/delta_fp32", 1.1, 2.2, 164),
-        row("sdpa-flash/stock", 1.5, 5.0, 300), row("sdpa-cudnn/stock", 0.5, 2.0, 200),
-    )  # fmt: skip
+        row("triton/stock", 1.0, 2.0, 100),
+        row("triton/delta_fp32", 1.1, 2.2, 164),
+        row("sdpa-flash/stock", 1.5, 5.0, 300),
+        row("sdpa-cudnn/stock", 0.5, 2.0, 200),
+    )
     stock, fixed = cells(table, "triton/stock"), cells(table, "triton/delta_fp32")
     assert stock["× sdpa-flash"] == "1.50 / 2.50"
     assert stock["× sdpa-cudnn"] == "0.50 / 1.00"
@@ -66,9 +77,10 @@ def test_a_deterministic_time_is_that_of_deterministic_algorithms() -> None:
 def test_points_are_never_mixed() -> None:
     long, short = {"tokens": 4096}, {"tokens": 128}
     first, second = tables(
-        row("triton/stock", 1.0, 2.0, params=long), row("sdpa-flash/stock", 2.0, 2.0, params=long),
+        row("triton/stock", 1.0, 2.0, params=long),
+        row("sdpa-flash/stock", 2.0, 2.0, params=long),
         row("triton/stock", 0.1, 0.1, params=short),
-    )  # fmt: skip
+    )
     assert first.title == "speed/attention · chip · tokens=4096"
     assert cells(first, "triton/stock")["× sdpa-flash"] == "2.00 / 1.00"
     assert second.columns == [
@@ -88,7 +100,7 @@ def test_options_of_a_kernel_are_compared_with_stock_under_the_same_options() ->
         row("triton/stock", 0.5, 0.5, options={"autotune": True}),
         row("triton/stabilized", 1.2, 1.0, options={"autotune": False}),
         row("triton/stabilized", 0.6, 0.6, options={"autotune": True}),
-    )  # fmt: skip
+    )
     assert cells(table, "triton/stabilized autotune=False")["over stock"] == "+10.0%"
     assert cells(table, "triton/stabilized autotune=True")["over stock"] == "+20.0%"
 
@@ -96,8 +108,9 @@ def test_options_of_a_kernel_are_compared_with_stock_under_the_same_options() ->
 def test_what_was_not_measured_says_so_and_memory_may_be_unknown() -> None:
     (table,) = tables(
         row("flash-attn-2/stock", 1, 1, status="unsupported", reason="no", verdict="", metrics={}),
-        row("triton/stock", 1.0, 1.0, None), row("triton/delta_dp", 1.0, 2.0, None),
-    )  # fmt: skip
+        row("triton/stock", 1.0, 1.0, None),
+        row("triton/delta_dp", 1.0, 2.0, None),
+    )
     assert cells(table, "flash-attn-2/stock") == {"forward": "unsupported"}
     assert cells(table, "triton/delta_dp")["over stock"] == "+50.0%"
     assert "MiB" not in cells(table, "triton/delta_dp")

@@ -48,7 +48,7 @@ def test_scientific_notation_is_a_number() -> None:
         ("[" * 16_000, "nested too deeply"),
         ("x: \x00", "not valid YAML"),
     ],
-)  # fmt: skip
+)
 def test_bad_config_is_one_clear_line(text: str, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_config(text, "x.yaml")
@@ -92,6 +92,4 @@ def test_shipped_configs_say_what_they_do(path: Path) -> None:
     head = text.split("version:")[0]
     assert config.name == path.stem
     assert f"python runner.py run {path.as_posix()}" in head
-    assert "minute" in head.lower() or "hours" in head.lower(), (
-        "the first lines say how long it takes"
-    )
+    assert "minute" in head.lower() or "hours" in head.lower(), "the first lines say how long it takes"

@@ -57,9 +57,7 @@ def test_a_second_run_measures_nothing_and_force_measures_again(run_tiny: RunIt)
     assert forced.count == 2
 
 
-@settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stop_at=st.integers(0, UNITS - 1))
 def test_a_run_stopped_at_any_unit_and_resumed_gives_the_same_rows(
     run_tiny: RunIt, tmp_path: Path, stop_at: int
@@ -76,9 +74,7 @@ def test_a_run_stopped_at_any_unit_and_resumed_gives_the_same_rows(
     assert comparable(path) == whole
 
 
-def test_kill_9_loses_at_most_the_running_unit(
-    tiny_config: Path, tmp_path: Path, run_tiny: RunIt
-) -> None:
+def test_kill_9_loses_at_most_the_running_unit(tiny_config: Path, tmp_path: Path, run_tiny: RunIt) -> None:
     results = tmp_path / "results"
     code = f"""
 import os, signal
@@ -195,14 +191,10 @@ def test_filters_leave_the_other_rows_alone(run_tiny: RunIt) -> None:
 
 def test_a_broken_file_is_kept_aside(run_tiny: RunIt) -> None:
     path = run_tiny().path
-    for number, content in enumerate(
-        ['{"schema_version": 1, "rows', '{"some": "json"}', "\xff"], 1
-    ):
+    for number, content in enumerate(['{"schema_version": 1, "rows', '{"some": "json"}', "\xff"], 1):
         path.write_text(content, encoding="latin-1")
         run = run_tiny()
-        assert path.with_name(f"tiny.json.corrupt-{number}").read_bytes() == content.encode(
-            "latin-1"
-        )
+        assert path.with_name(f"tiny.json.corrupt-{number}").read_bytes() == content.encode("latin-1")
         assert f"tiny.json.corrupt-{number}" in run.notes[0]
         assert len(read_submission(path)[0].rows) == UNITS
 
@@ -247,13 +239,9 @@ def test_results_that_cannot_be_written(tiny_config: Path, tmp_path: Path) -> No
     assert file.read_text() == "mine"
 
 
-def test_bad_option_values_are_refused_before_anything_runs(
-    tiny_config: Path, tmp_path: Path
-) -> None:
+def test_bad_option_values_are_refused_before_anything_runs(tiny_config: Path, tmp_path: Path) -> None:
     tiny_config.write_text(TINY + "    options: {beta: high}\n")
-    with pytest.raises(
-        UsageError, match=r"options\.beta: input should be a valid number, got 'high'"
-    ):
+    with pytest.raises(UsageError, match=r"options\.beta: input should be a valid number, got 'high'"):
         prepare(Request(tiny_config, tmp_path))
 
 
@@ -268,9 +256,7 @@ def measure(run: Run) -> Row:
     return run_unit(unit, backend.kernels()[unit.kernel], backend)
 
 
-def test_what_fails_is_a_row_with_its_reason(
-    one_unit: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_is_a_row_with_its_reason(one_unit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     case = load_case("bias/shift_range")
 
     def raises(error: Exception) -> Row:

@@ -103,9 +103,7 @@ def test_filters_are_globs_and_say_which_one_leaves_nothing() -> None:
     units = plan("  - case: bias/tie_break\n  - case: bias/leak\n")
     assert {u.case for u in filter_units(units, None, None, "bias/l*")} == {"bias/leak"}
     assert len(filter_units(units, "cpu", "*/stock", None)) == 4
-    with pytest.raises(
-        UsageError, match="--kernel 'eager/stok' matches no unit; did you mean 'eager/stock'"
-    ):
+    with pytest.raises(UsageError, match="--kernel 'eager/stok' matches no unit; did you mean 'eager/stock'"):
         filter_units(units, None, "eager/stok", None)
 
 

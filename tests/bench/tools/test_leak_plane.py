@@ -60,9 +60,7 @@ def test_parts_of_an_update_sum_to_the_update() -> None:
     step.apply()
     leak, rest = layer.q.updates(step, model.blocks[0].w_q, 1e-3)
     assert leak.norm() > 0
-    torch.testing.assert_close(
-        leak + rest, model.blocks[0].w_q.detach() - before, rtol=1e-3, atol=1e-6
-    )
+    torch.testing.assert_close(leak + rest, model.blocks[0].w_q.detach() - before, rtol=1e-3, atol=1e-6)
 
 
 def test_a_gradient_that_is_all_leak_leaves_no_rest() -> None:

@@ -22,10 +22,17 @@ def growing(seed: int = 0, verdict: str = "stable@1000", leak: float = -1e-6) ->
         middle = last + 1 - 25
         size = math.exp(RATE * middle)
         point = {
-            "leak": leak * (1 + middle / 1000), "leak_abs": 1e-5, "rate_q": sign * (RATE + middle * 1e-7),
-            "rate_k": sign * RATE, "common": sign * size**2, "common_leak": sign * 2 * RATE * size**2,
-            "common_rest": 0.0, "cosine": sign, "query": size, "key": size,
-        }  # fmt: skip
+            "leak": leak * (1 + middle / 1000),
+            "leak_abs": 1e-5,
+            "rate_q": sign * (RATE + middle * 1e-7),
+            "rate_k": sign * RATE,
+            "common": sign * size**2,
+            "common_leak": sign * 2 * RATE * size**2,
+            "common_rest": 0.0,
+            "cosine": sign,
+            "query": size,
+            "key": size,
+        }
         windows.append({"step": last, "steps": 50, "layers": [point]})
     return {"kernel": "eager-ladder/stock", "seed": seed, "verdict": verdict, "windows": windows}
 
@@ -86,8 +93,9 @@ def test_the_fewest_windows_are_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "rho"), [([1, 2, 3], [10, 20, 90], 1), ([1, 2, 3], [3, 2, 1], -1), ([1, 2, 3, 4], [2, 1, 4, 3], 0.6)]
-)  # fmt: skip
+    ("a", "b", "rho"),
+    [([1, 2, 3], [10, 20, 90], 1), ([1, 2, 3], [3, 2, 1], -1), ([1, 2, 3, 4], [2, 1, 4, 3], 0.6)],
+)
 def test_spearman(a: list[float], b: list[float], rho: float) -> None:
     assert spearman(a, b) == pytest.approx(rho)
 

@@ -43,16 +43,16 @@ def test_what_does_not_fit_leaves_the_old_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_dataset_is_split_as_nanogpt_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_is_split_as_nanogpt_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     datasets: Any = pytest.importorskip("datasets")
     tiktoken: Any = pytest.importorskip("tiktoken")
     encoding = tiktoken.Encoding(
-        "bytes", pat_str=r"[\s\S]", mergeable_ranks={bytes([i]): i for i in range(256)},
+        "bytes",
+        pat_str=r"[\s\S]",
+        mergeable_ranks={bytes([i]): i for i in range(256)},
         special_tokens={"<|endoftext|>": 50256},
-    )  # fmt: skip
+    )
     texts = [f"document {number}" for number in range(3000)]
     dataset = datasets.Dataset.from_dict({"text": texts})
     train, val = prepare(dataset, encoding, tmp_path / "out", processes=1)
