@@ -26,11 +26,11 @@ from bench.check.stale import is_stale, stale_cases
 from bench.errors import UsageError
 from bench.files.load import submission_files
 from bench.files.privacy import personal
-from bench.files.records import Row, Submission, dumps, slug_of, submission_text
+from bench.files.records import Row, Submission, dumps, sha256_text, slug_of, submission_text
 from bench.files.store import BadFile, read_submission, short
 from bench.measure.metrics import ratio
 from bench.measure.numerics import DTYPES
-from bench.run.config import parse_config, sha256_text
+from bench.run.config import parse_config
 from bench.run.plan import make_plan
 from cases import CASES, load_case
 

@@ -137,6 +137,11 @@ def slug_of(backends: dict[str, Any]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", accelerator.lower()).strip("-")[:80] or "unknown"
 
 
+def sha256_text(text: str) -> str:
+    """sha256 of a text's UTF-8 bytes."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 class Submission(Record):
     """One result file."""
 

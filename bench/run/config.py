@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from pathlib import Path
@@ -124,8 +123,3 @@ def _brackets(text: str) -> int:
     """How many [ and { are open at once, at most; those in comments and quotes count too."""
     steps = (1 if c in "[{" else -1 if c in "]}" else 0 for c in text)
     return max(itertools.accumulate(steps), default=0)
-
-
-def sha256_text(text: str) -> str:
-    """sha256 of a text's UTF-8 bytes."""
-    return hashlib.sha256(text.encode()).hexdigest()

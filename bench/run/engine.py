@@ -34,6 +34,7 @@ from bench.files.records import (
     Row,
     Submission,
     row_text,
+    sha256_text,
     submission_text,
 )
 from bench.files.source import describe_suite
@@ -48,7 +49,7 @@ from bench.files.store import (
 )
 from bench.measure.numerics import DTYPES
 from bench.run import distributed
-from bench.run.config import Config, read_config, sha256_text
+from bench.run.config import Config, read_config
 from bench.run.machine import describe_machine, volatile_facts
 from bench.run.plan import Unit, filter_units, make_plan
 from bench.run.registry import load_backend, unavailable_reason

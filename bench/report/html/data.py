@@ -23,13 +23,12 @@ from typing import Any
 
 from bench.check.stale import is_stale, stale_cases
 from bench.files.load import Found, Loaded, submission_files
-from bench.files.records import Row, Submission, unit_id
+from bench.files.records import Row, Submission, sha256_text, unit_id
 from bench.files.store import BadFile, read_submission, short
 from bench.report.answers import answer_table, fix_of, is_answer
 from bench.report.current import CURRENT, OLDER, STALE, Entry, states
 from bench.report.early_warning import peak
 from bench.report.tables import Cell, awaited_of, headline, is_fine
-from bench.run.config import sha256_text
 from cases.base import Headline
 
 MAX_DETAILS = 24 * 2**20  # bytes of compressed details in a page
