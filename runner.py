@@ -42,8 +42,8 @@ from bench.report.render import text_table
 from bench.report.write import FORMATS, write_report
 from bench.run.catalog import catalog, catalog_text
 from bench.run.distributed import end, launcher, leave
-from bench.run.engine import Request, Run, execute, prepare
-from bench.run.plan import Unit
+from bench.run.engine import execute, prepare
+from bench.run.plan import PlannedRun, Request, Unit
 from cases.processes import world
 
 app = typer.Typer(
@@ -67,7 +67,7 @@ def say(text: str) -> None:
 class ProgressBar:
     """A bar with ETA on a terminal; elsewhere a line every tenth of the run."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: PlannedRun):
         self.total, self.done = len(run.todo), 0
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -262,7 +262,7 @@ def _names(paths: list[Path]) -> str:
     return ", ".join(map(str, paths))
 
 
-def _print_plan(planned: Run, as_json: bool) -> None:
+def _print_plan(planned: PlannedRun, as_json: bool) -> None:
     done = {unit.key for unit in planned.units} & planned.rows.keys()
     if as_json:
         units = [vars(unit) for unit in planned.units]
@@ -275,7 +275,7 @@ def _print_plan(planned: Run, as_json: bool) -> None:
         print(f"{mark}{unit.case}  {unit.kernel}  {unit.dtype}  {params}  [{options}]")
 
 
-def _print_run(planned: Run, as_json: bool) -> None:
+def _print_run(planned: PlannedRun, as_json: bool) -> None:
     rows = planned.selected_rows()
     if as_json:
         print(dumps({"path": str(planned.path), "rows": [row.model_dump() for row in rows]}))

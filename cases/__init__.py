@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.errors import UsageError, nearest
 
@@ -33,10 +33,10 @@ CASES: dict[str, str] = {
 
 
 @cache
-def load_case(name: str) -> Case:
+def load_case(name: str) -> Case[Any]:
     """The case registered as `name`; UsageError with the nearest name otherwise."""
     if name not in CASES:
         raise UsageError(f"unknown case '{name}'{nearest(name, CASES)}")
     module, _, attribute = CASES[name].partition(":")
-    case: Case = getattr(importlib.import_module(module), attribute)()
+    case: Case[Any] = getattr(importlib.import_module(module), attribute)()
     return case

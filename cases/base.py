@@ -1,32 +1,34 @@
-"""What a case is, and the little that every case needs: inputs of all seeds, the reference, digests.
+"""What a case is: one question about a kernel, its inputs made from integers, and a verdict.
 
-A case asks a kernel one question. It makes its inputs from integers (`bench.measure.inputs`), judges the
-answer against FP64 (`bench.measure.reference`) and returns metrics; its verdict is a function of parameters
-and metrics alone, so that anyone can recompute it from a result file.
+A case makes its inputs (`bench.measure.inputs`), judges the kernel's answer against FP64
+(`bench.measure.reference`) and returns metrics; its verdict is a function of parameters and metrics alone, so
+that anyone can recompute it from a result file.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict
+from typing_extensions import get_original_bases
 
 from backends.base import Backend, Kernel
-from bench.measure.inputs import Inputs, digest, stack_seeds
-from bench.measure.metrics import input_metrics, output_metrics
+from bench.measure.inputs import Inputs, stack_seeds
+from bench.measure.metrics import input_metrics
 from bench.measure.numerics import FORMATS
 from bench.measure.reference import Reference, attention_reference
 
 Metrics = dict[str, float]
 MAX_ERROR_ULP = 16.0  # mean |error| of O beyond which nothing else about it means anything
+T = TypeVar("T")
 
 
 class CaseParams(BaseModel):
@@ -46,16 +48,12 @@ class CaseParams(BaseModel):
         }
 
 
-class BiasParams(CaseParams):
-    """A bias is called one when it passes both thresholds."""
-
-    floor_ulp: Annotated[float, Field(ge=0, le=1)] = 0.05  # in ulps of the output
-    min_z: Annotated[float, Field(ge=0, le=100)] = 5.0  # |mean| over its standard error
+P = TypeVar("P", bound=CaseParams)
 
 
 @dataclass
 class Measurement:
-    """What a case found: numbers, digests (`inputs`, `o`, `lse`, `dq`, `dk`, `dv`) and curves."""
+    """What a case found: numbers, digests of outputs (`o`, `lse`, `dq`, `dk`, `dv`, …) and curves."""
 
     metrics: Metrics
     digests: dict[str, str] = field(default_factory=dict)
@@ -82,183 +80,136 @@ class Headline:
     worst: Literal["high", "low"] = "high"  # which end of |value| a summary shows
 
 
-@runtime_checkable
-class Case(Protocol):
-    """One question about a kernel."""
+class Problem(Generic[P]):
+    """What a kernel is asked at one parameter point: the inputs of all seeds, and what is made from them.
 
-    name: str
-    version: int  # raised when inputs, metrics or verdict change meaning
-    Params: type[CaseParams]
-    headline: Headline
-    outputs: tuple[str, ...]  # digests that every measured row must hold, besides `inputs`
+    Everything is made when it is first asked for, and once: kernels that are asked the same share the
+    problem, and points that differ in nothing that the inputs depend on share those (`Case.made_from`).
+    """
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        """The problem of one seed, on the host."""
+    def __init__(
+        self, case: Case[P], params: P, dtype: torch.dtype, seeds: int, source: Problem[P] | None = None
+    ):
+        self.case, self.params, self.dtype, self.seeds = case, params, dtype, seeds
+        self.source: Problem[P] = source or self  # whose inputs these are
+        self._made: dict[Any, Any] = {}
 
-    def values(self, params: CaseParams) -> int:
-        """How many random values the inputs of one seed take, at most: a plan bounds it."""
+    @cached_property
+    def inputs(self) -> Inputs:
+        """Inputs of all seeds, stacked along the batch dimension: [seeds·B, H, T, D]."""
+        if self.source is not self:
+            return self.source.inputs
+        return stack_seeds([self.case.inputs(self.params, self.dtype, seed) for seed in range(self.seeds)])
 
-    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
-        """sha256 of the inputs of all seeds; anyone can recompute it without the machine."""
+    @cached_property
+    def digest(self) -> str:
+        """sha256 that identifies the inputs; anyone can recompute it without the machine."""
+        return self.source.digest if self.source is not self else self.case.hash_inputs(self)
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        """Measure `kernel`. Raises `Unsupported` where the question does not apply."""
+    @cached_property
+    def reference(self) -> Reference:
+        """FP64 attention on these inputs."""
+        return self.source.reference if self.source is not self else attention_reference(self.inputs)
 
-    def external_inputs(self, params: CaseParams) -> list[str]:
-        """Input files outside the suite, by their names in the parameters; a row has their sha256."""
+    @cached_property
+    def exposure(self) -> Metrics:
+        """What the inputs expose a kernel to: near-ties, repeated row maxima."""
+        if self.source is not self:
+            return self.source.exposure
+        return input_metrics(self.reference, FORMATS[self.dtype], self.seeds)
 
-    def recomputed_inputs(
-        self, params: CaseParams, dtype: torch.dtype, seeds: int, digests: dict[str, str]
-    ) -> str:
-        """`inputs_digest` for a reader without the external files: their sha256 comes from `digests`."""
-
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        """The finding in one word, from parameters and metrics alone."""
-
-
-@runtime_checkable
-class LongCase(Case, Protocol):
-    """A case that trains for hours: checked before anything runs, goes on where it was cut, and runs on
-    every process of a torchrun. Its UsageErrors end the run instead of becoming a row."""
-
-    def check(self, params: CaseParams, seeds: int) -> None:
-        """Refuse bad input that can be seen at once. Raises UsageError."""
-
-    def run_in(
-        self,
-        workspace: Workspace,
-        kernel: Kernel,
-        backend: Backend,
-        params: CaseParams,
-        dtype: torch.dtype,
-        seeds: int,
-    ) -> Measurement:
-        """As `run`, going on from what an earlier, cut run left in the workspace."""
+    def once(self, make: Callable[[Problem[P]], T]) -> T:
+        """`make(self)`, made at the first call and kept: for what a case derives from its inputs."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: T = self._made[make]
+        return made
 
 
-class BaseCase:
-    """What cases share. Seeds are stacked along the batch dimension, so nothing loops over them."""
+class Case(ABC, Generic[P]):
+    """One question about a kernel. Subclass it, name its parameters, and register it in `cases/__init__.py`.
+
+    The module's docstring begins with the name and the question; the class's says the claim and its source,
+    the inputs, and what the verdicts mean.
+    """
 
     name: ClassVar[str]
-    version: ClassVar[int] = 1
-    Params: ClassVar[type[CaseParams]]
+    version: ClassVar[int] = 1  # raised when inputs, metrics or verdict change meaning
+    Params: type[P]  # the class in brackets: `class Mine(Case[Params])`
     headline: ClassVar[Headline]
-    outputs: ClassVar[tuple[str, ...]] = ("o",)  # digests that every measured row must hold
+    outputs: ClassVar[tuple[str, ...]] = ("o",)  # digests that every measured row must hold, besides `inputs`
+    timed: ClassVar[bool] = False  # its metrics are times: never run beside anything else
+    # It trains for hours: keeps checkpoints in a workspace, goes on where it was cut, and runs on every
+    # process of a torchrun. Its UsageErrors end the run instead of becoming a row.
+    long: ClassVar[bool] = False
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for argument in (each for base in get_original_bases(cls) for each in get_args(base)):
+            if isinstance(argument, type) and issubclass(argument, CaseParams):
+                cls.Params = argument  # type: ignore[assignment]
+
+    @property
+    def question(self) -> str:
+        """The question in one line: what the module's first line says after the name, or else the class's."""
+        module = inspect.cleandoc(sys.modules[type(self).__module__].__doc__ or "")
+        said = module.partition("\n")[0].partition(f"`{self.name}`: ")[2]
+        return said or self.documentation.partition("\n")[0]
+
+    @property
+    def documentation(self) -> str:
+        """The class's docstring, dedented: claim, source, inputs, meaning of the verdicts, findings."""
+        return inspect.cleandoc(type(self).__doc__ or "")
+
+    def check(self, params: P, seeds: int) -> None:
+        """Refuse, before anything runs, bad input that can be seen at once. Raises UsageError."""
+
+    def problem(
+        self, params: P, dtype: torch.dtype, seeds: int, last: Problem[Any] | None = None
+    ) -> Problem[P]:
+        """The problem of a parameter point; `last`, an earlier one of any case, may lend its inputs."""
+        made_from = self.made_from(params)
+        source = None if last is None else last.source
+        asked = (self, made_from, dtype, seeds)
+        if source is None or (source.case, source.params, source.dtype, source.seeds) != asked:
+            source = Problem(self, made_from, dtype, seeds)
+        return source if params == made_from else Problem(self, params, dtype, seeds, source)
+
+    def made_from(self, params: P) -> P:
+        """The parameters that the inputs depend on, the others at their defaults; all, unless said."""
+        return params
+
+    def inputs(self, params: P, dtype: torch.dtype, seed: int) -> Inputs:
+        """The inputs of one seed, on the host. A case that trains has none: it has data and weights."""
         raise NotImplementedError(f"{type(self).__name__}.inputs")
 
-    def problem(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> tuple[Inputs, Reference]:
-        """Inputs of all seeds, [seeds·B, H, T, D], and their reference; shared between kernels."""
-        return _problem(self, params, dtype, seeds)
-
-    def output_bias(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        """Error of O in ulps and what the inputs expose a kernel to (forward pass alone)."""
-        inputs, ref = self.problem(params, dtype, seeds)
-        o, digests = forward_only(kernel, backend, inputs)
-        metrics = output_metrics(o, ref, FORMATS[dtype], seeds)
-        metrics |= _exposure(self, params, dtype, seeds)
-        return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)} | digests)
-
-    def values(self, params: CaseParams) -> int:
+    def values(self, params: P) -> int:
+        """How many random values the inputs of one seed take, at most: a plan bounds it."""
         return 2**20
 
-    def all_inputs(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> Inputs:
-        """Inputs of all seeds alone, for cases that need no reference."""
-        return _inputs(self, params, dtype, seeds)[0]
+    def hash_inputs(self, problem: Problem[P]) -> str:
+        """sha256 of the inputs of all seeds."""
+        return problem.inputs.digest()
 
-    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
-        """sha256 that identifies the inputs of a row."""
-        return _inputs(self, params, dtype, seeds)[1]
-
-    def external_inputs(self, params: CaseParams) -> list[str]:
+    def external_inputs(self, params: P) -> list[str]:
+        """Input files outside the suite, by their names in the parameters; a row has their sha256."""
         return []
 
-    def recomputed_inputs(
-        self, params: CaseParams, dtype: torch.dtype, seeds: int, digests: dict[str, str]
-    ) -> str:
-        return self.inputs_digest(params, dtype, seeds)
+    def inputs_digest(self, problem: Problem[P], digests: Mapping[str, str]) -> str:
+        """The row's digest `inputs`, also for a reader without the external files, whose sha256 come from the
+        row's other `digests`."""
+        return problem.digest
 
+    @abstractmethod
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[P]) -> Measurement:
+        """Measure `kernel`. Raises `Unsupported` where the question does not apply."""
 
-@lru_cache(maxsize=2)
-def _inputs(case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int) -> tuple[Inputs, str]:
-    stacked = stack_seeds([case.inputs(params, dtype, seed) for seed in range(seeds)])
-    return stacked, stacked.digest()
+    def run_in(
+        self, workspace: Workspace, kernel: Kernel, backend: Backend, problem: Problem[P]
+    ) -> Measurement:
+        """As `run`, going on from what an earlier, cut run left in the workspace."""
+        return self.run(kernel, backend, problem)
 
-
-@lru_cache(maxsize=1)
-def _problem(case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int) -> tuple[Inputs, Reference]:
-    inputs, _ = _inputs(case, params, dtype, seeds)
-    return inputs, attention_reference(inputs)
-
-
-@lru_cache(maxsize=2)
-def _exposure(case: BaseCase, params: CaseParams, dtype: torch.dtype, seeds: int) -> Metrics:
-    _, ref = _problem(case, params, dtype, seeds)
-    return input_metrics(ref, FORMATS[dtype], seeds)
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """One forward and backward pass of a kernel, back on the host: o, dq, dk, dv in the dtype."""
-
-    o: Tensor
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-
-    def digests(self) -> dict[str, str]:
-        return {name: digest(getattr(self, name)) for name in ("o", "dq", "dk", "dv")}
-
-
-def forward_backward(kernel: Kernel, backend: Backend, inputs: Inputs) -> Gradients:
-    """Run `kernel` with autograd on the backend's device, upstream gradient `inputs.do`."""
-    on_device = inputs.to(backend.device)
-    q, k, v = (x.clone().requires_grad_() for x in (on_device.q, on_device.k, on_device.v))
-    o = kernel(q, k, v, causal=inputs.causal, scale=inputs.scale)
-    dq, dk, dv = torch.autograd.grad(o, (q, k, v), on_device.do)
-    return Gradients(*(x.detach().cpu() for x in (o, dq, dk, dv)))
-
-
-def forward_only(kernel: Kernel, backend: Backend, inputs: Inputs) -> tuple[Tensor, dict[str, str]]:
-    """O of `kernel` on the host, with the digests of O and, where exposed, of LSE."""
-    x = inputs.to(backend.device)
-    with torch.no_grad():
-        result = kernel.forward(x.q, x.k, x.v, causal=x.causal, scale=x.scale)
-    digests = {"o": digest(result.o)}
-    if result.lse is not None:
-        digests["lse"] = digest(result.lse)
-    return result.o.cpu(), digests
-
-
-def bias_verdict(params: BiasParams, metrics: Metrics) -> str:
-    """`biased` where the mean passes the floor and is significant; `inconclusive` for one seed;
-    `out_of_range` where O is not finite or simply wrong."""
-    if metrics.get("nonfinite_fraction", 0.0) > 0 or not metrics["abs_ulp_mean"] <= MAX_ERROR_ULP:
-        return "out_of_range"
-    if abs(metrics["aligned_ulp_mean"]) <= params.floor_ulp:
-        return "pass"
-    z = metrics["aligned_ulp_z"]
-    if z != z:
-        return "inconclusive"
-    return "biased" if abs(z) >= params.min_z else "pass"
-
-
-BIAS_HEADLINE = Headline(
-    "aligned_ulp_mean", "mean error of O in its own direction, ulp", "{:+.3f}", "aligned_ulp_sem"
-)
-
-
-def question(case: Case) -> str:
-    """The case's question in one line: what its file's first line says after the name."""
-    module = sys.modules[type(case).__module__]
-    return (module.__doc__ or "").splitlines()[0].partition(": ")[2]
-
-
-def documentation(case: Case) -> str:
-    """The case's docstring, dedented: claim, source, inputs, meaning of the verdicts, findings."""
-    return inspect.cleandoc(type(case).__doc__ or "")
+    @abstractmethod
+    def verdict(self, params: P, metrics: Metrics) -> str:
+        """The finding in one word, from parameters and metrics alone."""

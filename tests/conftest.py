@@ -10,8 +10,8 @@ import pytest
 
 from backends.ascend import unavailable_reason
 from bench.files.records import Row
-from bench.run.engine import Request, Run, execute, prepare
-from bench.run.plan import Unit
+from bench.run.engine import execute, prepare
+from bench.run.plan import PlannedRun, Request, Unit
 
 TINY = """\
 # Nine units, one second.
@@ -59,14 +59,14 @@ def tiny_config(tmp_path: Path) -> Path:
     return path
 
 
-RunIt = Callable[..., Run]
+RunIt = Callable[..., PlannedRun]
 
 
 @pytest.fixture
 def run_tiny(tiny_config: Path, tmp_path: Path) -> RunIt:
     """Run the tiny config (again) into tmp_path/results; keyword arguments go to the request."""
 
-    def run_it(watcher: Quiet | None = None, config: Path = tiny_config, **request: object) -> Run:
+    def run_it(watcher: Quiet | None = None, config: Path = tiny_config, **request: object) -> PlannedRun:
         asked = Request(config, tmp_path / "results", **request)  # type: ignore[arg-type]
         run = prepare(asked)
         execute(run, asked, watcher or Quiet())

@@ -15,7 +15,7 @@ from backends import ABLATION_NAMES, BACKENDS, FIX_NAMES, KNOWN_KERNELS
 from backends.kernels.fixes import ABLATIONS, FIXES
 from bench.run.registry import load_backend
 from cases import CASES, load_case
-from cases.base import Case, documentation, question
+from cases.base import Case
 
 ROOT = Path(__file__).resolve().parent.parent
 # Who may import whom, besides itself: `a.b` allows a.b and all below it, `=a` the package's `__init__` alone
@@ -126,8 +126,8 @@ def test_case_is_registered_under_its_name_and_documented(name: str) -> None:
     case = load_case(name)
     assert isinstance(case, Case)
     assert case.name == name
-    assert question(case).endswith("?")
-    assert "Verdict:" in documentation(case)
+    assert case.question.endswith("?")
+    assert "Verdict:" in case.documentation
 
 
 def test_every_case_is_registered() -> None:

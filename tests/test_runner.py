@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.files.store import read_submission
-from bench.run.engine import Request
+from bench.run.plan import Request
 from conftest import TINY
 from runner import resume_command
 

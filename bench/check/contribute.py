@@ -15,7 +15,7 @@ from bench.errors import UsageError
 from bench.files.source import ROOT, describe_suite
 from bench.files.store import BadFile, read_submission
 from bench.run.config import read_config
-from bench.run.engine import Request
+from bench.run.plan import Request
 
 
 def check_contribution(request: Request) -> None:

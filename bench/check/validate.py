@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from backends import BACKENDS
 from bench.check.plausible import implausible
@@ -33,6 +34,7 @@ from bench.measure.numerics import DTYPES
 from bench.run.config import parse_config
 from bench.run.plan import make_plan
 from cases import CASES, load_case
+from cases.base import Problem
 
 MAX_WALL_S = 7 * 24 * 3600
 MAX_VALUES_A_FILE = 2**31  # random values: some minutes on one core
@@ -213,8 +215,13 @@ def _inputs(submission: Submission, planned: set[str]) -> Iterator[str]:
         yield f"inputs: {total} values to make again, at most {MAX_VALUES_A_FILE}: split the config"
         return
     wrong = 0
+    problem: Problem[Any] | None = None
     for _, rows in work:
-        expected = _inputs_digest(rows[0][1])
+        first = rows[0][1]
+        case = load_case(first.case)
+        params = case.Params.model_validate(first.params)
+        problem = case.problem(params, DTYPES[first.dtype], first.seeds, problem)
+        expected = case.inputs_digest(problem, first.digests)
         for number, row in rows:
             if row.digests["inputs"] != expected:
                 where = f"rows[{number}] ({row.case}, {row.kernel})"
@@ -228,9 +235,3 @@ def _work(row: Row) -> int:
     """Random values that the inputs of a row take, at most."""
     case = load_case(row.case)
     return case.values(case.Params.model_validate(row.params)) * row.seeds
-
-
-def _inputs_digest(row: Row) -> str:
-    case = load_case(row.case)
-    params = case.Params.model_validate(row.params)
-    return case.recomputed_inputs(params, DTYPES[row.dtype], row.seeds, row.digests)

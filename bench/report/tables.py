@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from bench.files.load import Found
 from bench.files.records import Row
 from cases import CASES, load_case
-from cases.base import Headline, question
+from cases.base import Headline
 
 AWAITED = {
     "NVIDIA A100": r"\ba100\b",
@@ -147,7 +147,7 @@ def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
         at = columns.index(point_label(f.row, names) or "all")
         line[at] = Cell(cell_text(f.row), f.row.verdict, f)
     shown = headline(rows[0])
-    note = question(load_case(case)) if case in CASES else ""
+    note = load_case(case).question if case in CASES else ""
     if shown:
         note += f" Cells: {shown.label}; verdict."
     return Table(f"{case} · {machine}", note, columns, list(grid.items()))

@@ -13,7 +13,6 @@ from bench.run.config import read_config
 from bench.run.engine import offered_kernels
 from bench.run.registry import load_backend, unavailable_reason
 from cases import CASES, load_case
-from cases.base import question
 
 
 def catalog(configs: Path) -> dict[str, Any]:
@@ -28,7 +27,7 @@ def catalog(configs: Path) -> dict[str, Any]:
     for name in CASES:
         case = load_case(name)
         params = {field: info.default for field, info in case.Params.model_fields.items()}
-        found["cases"].append({"name": name, "question": question(case), "params": params})
+        found["cases"].append({"name": name, "question": case.question, "params": params})
     for path in sorted(configs.glob("*.yaml")):
         try:
             _, text = read_config(path)

@@ -7,16 +7,19 @@ machine offered.
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from backends import KNOWN_KERNELS
+from backends.base import Backend
 from bench.errors import UsageError, explain, nearest
-from bench.files.records import MAX_ROWS, DTypeName, Offered, Scalar, row_key, unit_id
+from bench.files.records import MAX_ROWS, DTypeName, Machine, Offered, Row, Scalar, row_key, unit_id
 from bench.run.config import CaseEntry, Config
 from cases import load_case
 
@@ -40,6 +43,52 @@ class Unit:
     @property
     def key(self) -> str:
         return row_key(self)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked for."""
+
+    config: Path
+    results: Path
+    backend: str | None = None  # globs
+    kernel: str | None = None
+    case: str | None = None
+    unit: str | None = None  # id of one unit
+    only: Sequence[str] = ()  # key=value of a parameter or option
+    force: bool = False
+    jobs: int = 1  # units side by side
+
+
+@dataclass
+class PlannedRun:
+    """A planned run: what will be measured, on what, into which file."""
+
+    config: Config
+    text: str
+    backends: list[Backend]
+    machine: Machine
+    offered: list[Offered]
+    plan: list[Unit]  # everything the config asks for
+    units: list[Unit]  # what the filters leave of it
+    path: Path
+    jobs: int = 1
+    rows: dict[str, Row] = field(default_factory=dict)  # by key; from an earlier run or this one
+    redo: set[str] = field(default_factory=set)  # keys to measure again; kept until they are
+    notes: list[str] = field(default_factory=list)  # for the user: files set aside, …
+
+    @property
+    def todo(self) -> list[Unit]:
+        return [u for u in self.units if u.key not in self.rows or u.key in self.redo]
+
+    def selected_rows(self) -> list[Row]:
+        return [self.rows[unit.key] for unit in self.units if unit.key in self.rows]
+
+    def work_folder(self, unit: Unit) -> Path:
+        """Where a long unit keeps its checkpoints; hidden, beside the result file."""
+        name = f"{unit.kernel}-{unit.dtype}".replace("/", "-")
+        key = hashlib.sha256(unit.key.encode()).hexdigest()[:8]
+        return self.path.parent / f".{self.config.name}.work" / f"{name}-{key}"
 
 
 def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:

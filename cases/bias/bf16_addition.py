@@ -11,15 +11,8 @@ from pydantic import Field
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Float64Array, Inputs, key_of, normal, raw_words, uniform
 from bench.measure.numerics import FORMATS, Format, round_mantissa, ulp
-from cases.base import (
-    BIAS_HEADLINE,
-    BaseCase,
-    BiasParams,
-    CaseParams,
-    Measurement,
-    Metrics,
-    bias_verdict,
-)
+from cases.base import Measurement, Metrics, Problem
+from cases.bias.output_bias import BiasCase, BiasParams
 from cases.sinks import HEAD_DIM, SCALE, SINK
 
 GAP = 12.0
@@ -34,7 +27,7 @@ class Params(BiasParams):
     row_jitter: Annotated[float, Field(ge=0, le=8)] = 0.5
 
 
-class Bf16Addition(BaseCase):
+class Bf16Addition(BiasCase[Params]):
     """Claim (arXiv 2510.04212, section 3.3): −2.40625 + −2.296875 is an exact tie in BF16; a residue of
     the same sign sets the sticky bits, so the sum rounds away from zero, every time.
 
@@ -53,11 +46,8 @@ class Bf16Addition(BaseCase):
     """
 
     name = "bias/bf16_addition"
-    Params = Params
-    headline = BIAS_HEADLINE
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, Params)
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         a, b = _tied_pairs(seed, FORMATS[dtype])
         q = np.zeros((1, 1, QUERIES, HEAD_DIM))
         k, v = np.zeros((1, 1, 3, HEAD_DIM)), np.zeros((1, 1, 3, HEAD_DIM))
@@ -72,18 +62,15 @@ class Bf16Addition(BaseCase):
         do = np.broadcast_to(np.sign(a) * 1e-2, q.shape)
         return Inputs.quantized(dtype, q, k, v, do, scale=SCALE)
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        found = self.output_bias(kernel, backend, params, dtype, seeds)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
+        found = super().run(kernel, backend, problem)
         found.metrics["table_mismatches"] = float(table_mismatches(backend.device))
         return found
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        assert isinstance(params, Params)
+    def verdict(self, params: Params, metrics: Metrics) -> str:
         if metrics["table_mismatches"]:
             return "mismatch"
-        verdict = bias_verdict(params, metrics)
+        verdict = super().verdict(params, metrics)
         return "follows_residue" if verdict == "biased" else verdict
 
 

@@ -12,15 +12,8 @@ from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
 from bench.measure.metrics import leak_metrics
 from bench.measure.numerics import FORMATS, ulp
-from cases.base import (
-    MAX_ERROR_ULP,
-    BaseCase,
-    CaseParams,
-    Headline,
-    Measurement,
-    Metrics,
-    forward_backward,
-)
+from cases.base import MAX_ERROR_ULP, Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.passes import forward_backward
 from cases.sinks import SCALE, ValueSign, sink_inputs
 
 PROBE_KEY = 4.0  # k[…, 0]; q[…, 0] = 0
@@ -36,7 +29,7 @@ class Params(CaseParams):
     min_z: Annotated[float, Field(ge=0, le=100)] = 5.0
 
 
-class Leak(BaseCase):
+class Leak(Case[Params]):
     """Claim (arXiv 2510.04212, sections 3.1-3.3): δ = rowsum(dO∘O) from a rounded O is wrong to one
     side, so rowsum(dS) is not 0 and dQ drifts along the keys.
 
@@ -58,12 +51,10 @@ class Leak(BaseCase):
     """
 
     name = "bias/leak"
-    Params = Params
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline("leak_mean", "mean rowsum(dS), exactly 0 in exact arithmetic", "{:+.1e}", "leak_sem")
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, Params)
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         return sink_inputs(
             self.name,
             seed,
@@ -76,21 +67,18 @@ class Leak(BaseCase):
             quiet_values=params.other_values == "quiet",
         )
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        inputs, ref = self.problem(params, dtype, seeds)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
+        inputs, ref = problem.inputs, problem.reference
         grads = forward_backward(kernel, backend, inputs)
         leak = grads.dq[..., 0].double() / (SCALE * PROBE_KEY)  # rowsum(dS), [seeds·B, H, T]
-        metrics = leak_metrics(leak, ref, seeds)
-        error = (grads.o.double() - ref.o) / ulp(ref.o, FORMATS[dtype])
+        metrics = leak_metrics(leak, ref, problem.seeds)
+        error = (grads.o.double() - ref.o) / ulp(ref.o, FORMATS[problem.dtype])
         metrics["abs_ulp_mean"] = float(error.abs().mean())
         metrics["true_dq_abs_mean"] = float(ref.dq[..., 1:].abs().mean())
-        digests = {"inputs": self.inputs_digest(params, dtype, seeds)} | grads.digests()
+        digests = grads.digests()
         return Measurement(metrics, digests)
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        assert isinstance(params, Params)
+    def verdict(self, params: Params, metrics: Metrics) -> str:
         size, z = abs(metrics["leak_over_delta"]), metrics["leak_z"]
         if not math.isfinite(size) or not metrics["abs_ulp_mean"] <= MAX_ERROR_ULP:
             return "out_of_range"

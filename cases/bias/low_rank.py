@@ -14,8 +14,9 @@ from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs, key_of, normal, tensor_bytes, to_storage
 from bench.measure.metrics import over_seeds
 from bench.measure.reference import Reference
-from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_backward
+from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem
 from cases.bias.leak import PROBE_KEY
+from cases.passes import forward_backward
 from cases.sinks import SCALE, sink_inputs
 
 STEPS, TOKENS, KEYS, FEATURES = 64, 64, 32, 32
@@ -30,7 +31,7 @@ class Params(CaseParams):
     floor: Annotated[float, Field(ge=0, le=1)] = 1e-4  # of the drift over the true δ's
 
 
-class LowRank(BaseCase):
+class LowRank(Case[Params]):
     """Claim (arXiv 2510.04212, section 3.1): the error of dW_Q is α Σ_T δ_err[T]·(PK)[T]ᵀX[T]; the
     pieces (PK)[T]ᵀX[T] are alike across tokens and steps, so a δ error of one sign grows like n in
     one direction instead of like √n.
@@ -48,7 +49,6 @@ class LowRank(BaseCase):
     """
 
     name = "bias/low_rank"
-    Params = Params
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline(
         "growth_exponent_mean",
@@ -57,8 +57,7 @@ class LowRank(BaseCase):
         "growth_exponent_sem",
     )
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, Params)
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         return sink_inputs(
             self.name,
             seed,
@@ -74,14 +73,12 @@ class LowRank(BaseCase):
             queries=TOKENS,
         )
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        inputs, ref = self.problem(params, dtype, seeds)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
+        inputs, ref = problem.inputs, problem.reference
         grads = forward_backward(kernel, backend, inputs)
         delta_error = -grads.dq[..., 0].double() / (SCALE * PROBE_KEY)  # [seeds·STEPS, 1, T]
-        x = torch.stack([self.tokens(dtype, seed) for seed in range(seeds)])
-        digests = {"inputs": self.inputs_digest(params, dtype, seeds)} | grads.digests()
+        x = problem.once(stacked_tokens)
+        digests = grads.digests()
         if not delta_error.isfinite().all():
             names = (
                 "growth_exponent_mean",
@@ -105,26 +102,31 @@ class LowRank(BaseCase):
         }
         return Measurement(metrics, digests, {"norm": norm.mean(0).tolist()})
 
-    def tokens(self, dtype: torch.dtype, seed: int) -> Tensor:
-        """X [STEPS, TOKENS, FEATURES], float64 from the storage dtype."""
-        direction = normal(key_of(self.name, seed, "direction"), (FEATURES,))
-        noise = normal(key_of(self.name, seed, "tokens"), (STEPS, TOKENS, FEATURES))
-        return to_storage(direction + 0.5 * noise, dtype).double()
-
-    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
+    def hash_inputs(self, problem: Problem[Params]) -> str:
         """Covers the tokens X too."""
-        h = hashlib.sha256(super().inputs_digest(params, dtype, seeds).encode())
-        for seed in range(seeds):
-            h.update(tensor_bytes(self.tokens(dtype, seed)))
+        h = hashlib.sha256(super().hash_inputs(problem).encode())
+        for tokens in problem.once(stacked_tokens):
+            h.update(tensor_bytes(tokens))
         return h.hexdigest()
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        assert isinstance(params, Params)
+    def verdict(self, params: Params, metrics: Metrics) -> str:
         exponent = metrics["growth_exponent_mean"]
         if not math.isfinite(metrics["drift_over_delta"]):
             return "out_of_range"
         grows = exponent > params.max_exponent and metrics["drift_over_delta"] > params.floor
         return "biased" if grows else "pass"
+
+
+def stacked_tokens(problem: Problem[Params]) -> Tensor:
+    """X of all seeds [seeds, STEPS, TOKENS, FEATURES], float64 from the storage dtype."""
+    name = problem.case.name
+
+    def of_seed(seed: int) -> Tensor:
+        direction = normal(key_of(name, seed, "direction"), (FEATURES,))
+        noise = normal(key_of(name, seed, "tokens"), (STEPS, TOKENS, FEATURES))
+        return to_storage(direction + 0.5 * noise, problem.dtype).double()
+
+    return torch.stack([of_seed(seed) for seed in range(problem.seeds)])
 
 
 def step_gradients(delta: Tensor, ref: Reference, x: Tensor) -> Tensor:

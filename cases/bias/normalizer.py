@@ -10,7 +10,8 @@ from pydantic import Field
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
 from bench.measure.metrics import over_seeds, per_seed
-from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_only
+from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.passes import forward_only
 from cases.sinks import sink_inputs
 
 PROBE = 0  # v's channel that is 1 for every key
@@ -24,7 +25,7 @@ class Params(CaseParams):
     min_z: Annotated[float, Field(ge=0, le=100)] = 5.0
 
 
-class Normalizer(BaseCase):
+class Normalizer(Case[Params]):
     """Claim (flash-attention pull request 2721): ℓ sums P in FP32 while P·V uses P cast to the storage
     format, so with V = 1 the output is not exactly 1.
 
@@ -39,13 +40,11 @@ class Normalizer(BaseCase):
     """
 
     name = "bias/normalizer"
-    Params = Params
     headline = Headline(
         "normalizer_error_mean", "mean of O − 1 where V = 1", "{:+.1e}", "normalizer_error_sem"
     )
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, Params)
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         inputs = sink_inputs(
             self.name,
             seed,
@@ -58,25 +57,22 @@ class Normalizer(BaseCase):
         inputs.v[..., PROBE] = 1
         return inputs
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        inputs = self.all_inputs(params, dtype, seeds)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
+        inputs = problem.inputs
         o, digests = forward_only(kernel, backend, inputs)
         error = o[..., PROBE].double() - 1
         metrics = {
-            **over_seeds("normalizer_error", per_seed(error, seeds).mean(1)),
+            **over_seeds("normalizer_error", per_seed(error, problem.seeds).mean(1)),
             "normalizer_error_max": float(error.abs().max()),
             "normalizer_exact_fraction": float((error == 0).double().mean()),
         }
-        return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)} | digests)
+        return Measurement(metrics, digests)
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+    def verdict(self, params: Params, metrics: Metrics) -> str:
         if metrics["normalizer_error_max"] != metrics["normalizer_error_max"]:
             return "out_of_range"
         if metrics["normalizer_exact_fraction"] == 1:
             return "pass"
-        assert isinstance(params, Params)
         significant = abs(metrics["normalizer_error_z"]) >= params.min_z
         large = abs(metrics["normalizer_error_mean"]) > params.floor
         return "biased" if significant and large else "inexact"

@@ -14,7 +14,8 @@ from torch import Tensor
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs, key_of, normal
 from bench.measure.numerics import FORMATS, ulp
-from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, forward_only
+from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.passes import forward_only
 
 HEAD_DIM, KEYS, SCALE = 16, 16, 0.25
 BELOW = 6.0  # the other keys' scores lie this far below the maximum
@@ -26,7 +27,7 @@ class Params(CaseParams):
     tolerance_ulp: Annotated[float, Field(gt=0, le=64)] = 4.0
 
 
-class ShiftRange(BaseCase):
+class ShiftRange(Case[Params]):
     """Claim (the shift's arithmetic): with k tied maxima at m > 0 and shift β·m, ℓ ≈ k·e^(−(β−1)m). It
     falls below the authors' clamp of 1e-10 at m = (23 + ln k)/(β − 1), and is 0/0 in FP32 beyond
     (88…104)/(β − 1). For m < 0 the rule's shift is 0 and ℓ ≈ k·e^m, whatever β.
@@ -42,11 +43,9 @@ class ShiftRange(BaseCase):
     """
 
     name = "bias/shift_range"
-    Params = Params
     headline = Headline("row_max_limit", "largest safe |row maximum|", "{:.4g}", worst="low")
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, Params)
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         row_max = row_maxima() * (1 if params.sign == "positive" else -1)
         q = np.zeros((1, 1, len(row_max), HEAD_DIM))
         q[0, 0, :, 1], q[0, 0, :, 2] = row_max, 1
@@ -56,15 +55,12 @@ class ShiftRange(BaseCase):
         v = 2.3 + 0.3 * normal(key_of(self.name, seed, "v"), k.shape)
         return Inputs.quantized(dtype, q, k, v, np.ones_like(q), scale=SCALE)
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        assert isinstance(params, Params)
-        inputs, ref = self.problem(params, dtype, seeds)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
+        inputs, ref = problem.inputs, problem.reference
         o, digests = forward_only(kernel, backend, inputs)
-        error = (o.double() - ref.o).abs() / ulp(ref.o, FORMATS[dtype])
+        error = (o.double() - ref.o).abs() / ulp(ref.o, FORMATS[problem.dtype])
         finite = _rows(o.isfinite())
-        right = finite & _rows(error <= params.tolerance_ulp)
+        right = finite & _rows(error <= problem.params.tolerance_ulp)
         limit, monotone = find_limit(right)
         metrics = {
             "row_max_limit": limit,
@@ -72,9 +68,9 @@ class ShiftRange(BaseCase):
             "monotone": float(monotone),
             "wrong_fraction": float((~right).double().mean()),
         }
-        return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)} | digests)
+        return Measurement(metrics, digests)
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+    def verdict(self, params: Params, metrics: Metrics) -> str:
         return "out_of_range" if math.isfinite(metrics["row_max_limit"]) else "pass"
 
 

@@ -7,17 +7,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
-from cases.base import (
-    BIAS_HEADLINE,
-    BaseCase,
-    BiasParams,
-    CaseParams,
-    Measurement,
-    Metrics,
-    bias_verdict,
-)
+from cases.bias.output_bias import BiasCase, BiasParams
 from cases.sinks import ValueSign, sink_inputs
 
 
@@ -28,7 +19,7 @@ class Params(BiasParams):
     value_sign: ValueSign = "mixed"
 
 
-class TieBreak(BaseCase):
+class TieBreak(BiasCase[Params]):
     """Claim (arXiv 2510.04212, section 3): when the row maximum repeats, several P̄ are exactly 1; the
     sum of two same-sign BF16 values needs one bit more than BF16 has, so half of the sums are exact
     ties, and the residue of the other tokens pushes every tie to the larger magnitude.
@@ -48,11 +39,8 @@ class TieBreak(BaseCase):
     """
 
     name = "bias/tie_break"
-    Params = Params
-    headline = BIAS_HEADLINE
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, Params)
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         return sink_inputs(
             self.name,
             seed,
@@ -62,12 +50,3 @@ class TieBreak(BaseCase):
             row_jitter=params.row_jitter,
             value_sign=params.value_sign,
         )
-
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        return self.output_bias(kernel, backend, params, dtype, seeds)
-
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        assert isinstance(params, Params)
-        return bias_verdict(params, metrics)

@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 
 from bench.measure.inputs import Inputs
-from cases.base import BiasParams, CaseParams, Metrics, bias_verdict
-from cases.bias.tie_break import TieBreak
+from cases.bias.output_bias import BiasCase, BiasParams
 from cases.sinks import ValueSign, sink_inputs
 
 KEYS = 512
@@ -22,7 +21,7 @@ class Params(BiasParams):
     value_sign: ValueSign = "mixed"
 
 
-class TileSize(TieBreak):
+class TileSize(BiasCase[Params]):
     """Claim (arXiv 2510.04212, table of isolation experiments): with the tile as long as the sequence
     training still fails, so tiling is not the cause. A per-tile rule, on the other hand, can only see
     repeats within its tile.
@@ -37,10 +36,8 @@ class TileSize(TieBreak):
     """
 
     name = "bias/tile_size"
-    Params = Params  # type: ignore[assignment]
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, Params)
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         sinks = [0, 1] if params.placement == "same_tile" else [0, KEYS - 1]
         return sink_inputs(
             self.name,
@@ -52,7 +49,3 @@ class TileSize(TieBreak):
             value_sign=params.value_sign,
             keys=KEYS,
         )
-
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        assert isinstance(params, Params)
-        return bias_verdict(params, metrics)

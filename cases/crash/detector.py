@@ -91,3 +91,11 @@ def outcome(detector: Detector, losses: Sequence[float], gradient_norms: Sequenc
         "last_loss": losses[-1],
         "gradient_norm_last": gradient_norms[-1],
     }
+
+
+def training_verdict(metrics: dict[str, float]) -> str:
+    """`exploded@STEP`, `stable@STEPS`, or `spike`, from the metrics of `outcome`."""
+    crash = metrics["crash_step"]
+    if math.isfinite(crash):
+        return f"exploded@{crash:.0f}"
+    return "spike" if metrics["spikes"] > 0 else f"stable@{metrics['steps_run']:.0f}"

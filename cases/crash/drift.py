@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Annotated, Literal
 
 import torch
@@ -27,17 +26,10 @@ from bench.measure.inputs import (
 from bench.measure.metrics import over_seeds, ratio
 from bench.measure.numerics import FORMATS, ulp
 from bench.measure.reference import attention_reference
-from cases.base import (
-    MAX_ERROR_ULP,
-    BaseCase,
-    CaseParams,
-    Headline,
-    Measurement,
-    Metrics,
-    forward_backward,
-)
+from cases.base import MAX_ERROR_ULP, Case, CaseParams, Headline, Measurement, Metrics, Problem
 from cases.bias.leak import PROBE_KEY
 from cases.crash.train import one_thread
+from cases.passes import forward_backward
 from cases.sinks import HEAD_DIM, SCALE, SINK, sink_inputs
 
 TOKENS, KEYS, FEATURES = 64, 32, 32
@@ -93,7 +85,7 @@ class Path:
         return (channel * direction).mean(-1) / lr
 
 
-class Drift(BaseCase):
+class Drift(Case[Params]):
     """Claim (arXiv 2510.04212, section 3; issue 4): a δ error of one sign adds up in W_Q, step by step,
     along a direction in which the exact gradient is zero, and AdamW makes each step a full one.
 
@@ -125,7 +117,6 @@ class Drift(BaseCase):
     """
 
     name = "crash/drift"
-    Params = Params
     outputs = ("w_q",)
     headline = Headline(
         "drift_abs_mean",
@@ -134,9 +125,8 @@ class Drift(BaseCase):
         "drift_abs_sem",
     )
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         """The problems of a seed; q is that of the W_Q of the start."""
-        assert isinstance(params, Params)
         problems = params.steps if params.values == "fresh" else 1
         planted = sink_inputs(
             self.name,
@@ -155,29 +145,31 @@ class Drift(BaseCase):
         layer = plant_layer(self.name, params, seed)
         return replace(planted, q=queries(layer.tokens[:problems], layer.w_q, dtype))
 
-    def values(self, params: CaseParams) -> int:
-        assert isinstance(params, Params)
+    def values(self, params: Params) -> int:
         a_step = TOKENS * FEATURES + 2 * (TOKENS + KEYS) * HEAD_DIM
         return params.steps * a_step + FEATURES * HEAD_DIM
 
-    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
+    def made_from(self, params: Params) -> Params:
+        return params.planted
+
+    def hash_inputs(self, problem: Problem[Params]) -> str:
         """Covers the tokens and W_Q too."""
-        assert isinstance(params, Params)
-        return _planted(self, params.planted, dtype, seeds)[2]
+        layer = problem.once(planted_layer)
+        h = hashlib.sha256(super().hash_inputs(problem).encode())
+        for tensor in (layer.tokens, layer.w_q):
+            h.update(tensor_bytes(tensor))
+        return h.hexdigest()
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        assert isinstance(params, Params)
-        inputs, layer, inputs_digest = _planted(self, params.planted, dtype, seeds)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
+        params, layer = problem.params, problem.source.once(planted_layer)
 
-        def measured(step: int, problem: Inputs) -> tuple[Tensor, Tensor]:
-            found = forward_backward(_reseeded(kernel, self.name, step), backend, problem)
+        def measured(step: int, inputs: Inputs) -> tuple[Tensor, Tensor]:
+            found = forward_backward(_reseeded(kernel, self.name, step), backend, inputs)
             return found.o, found.dq
 
         with one_thread():
-            plain = _plain_path(self, params, dtype, seeds)
-            path = descend(layer, inputs, measured, params, dtype)
+            plain = problem.once(plain_path)
+            path = descend(layer, problem.inputs, measured, params, problem.dtype)
         drift, fp32_drift = (p.drift(layer.direction, params.lr) for p in (path, plain))
         metrics = drift_metrics(path, drift[-1] / params.steps, fp32_drift[-1] / params.steps)
         norm, start = spectral_norm(path.w_q), spectral_norm(layer.w_q)
@@ -191,11 +183,9 @@ class Drift(BaseCase):
             "w_q_norm": norm.tolist(),
             "row_max": path.row_max,
         }
-        digests = {"inputs": inputs_digest, "w_q": digest(path.w_q[-1])}
-        return Measurement(metrics, digests, series)
+        return Measurement(metrics, {"w_q": digest(path.w_q[-1])}, series)
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        assert isinstance(params, Params)
+    def verdict(self, params: Params, metrics: Metrics) -> str:
         finite = math.isfinite(metrics["drift_abs_mean"])
         if not finite or not metrics["abs_ulp_mean"] <= MAX_ERROR_ULP:
             return "out_of_range"
@@ -316,21 +306,16 @@ def _rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt())
 
 
-@lru_cache(maxsize=2)
-def _planted(case: Drift, params: Params, dtype: torch.dtype, seeds: int) -> tuple[Inputs, Layer, str]:
-    """Problems and layer of all seeds, and the digest over both; shared between kernels and `eps`."""
-    layers = [plant_layer(case.name, params, seed) for seed in range(seeds)]
-    x, w, u = (
-        torch.stack([getattr(layer, name) for layer in layers]) for name in ("tokens", "w_q", "direction")
-    )
-    h = hashlib.sha256(BaseCase.inputs_digest(case, params, dtype, seeds).encode())
-    for tensor in (x, w):
-        h.update(tensor_bytes(tensor))
-    return case.all_inputs(params, dtype, seeds), Layer(x, w, u), h.hexdigest()
+def planted_layer(problem: Problem[Params]) -> Layer:
+    """The layers of all seeds as one, with the seed dimension."""
+    layers = [plant_layer(problem.case.name, problem.params, seed) for seed in range(problem.seeds)]
+    names = ("tokens", "w_q", "direction")
+    return Layer(*(torch.stack([getattr(layer, name) for layer in layers]) for name in names))
 
 
-@lru_cache(maxsize=2)
-def _plain_path(case: Drift, params: Params, dtype: torch.dtype, seeds: int) -> Path:
+def plain_path(problem: Problem[Params]) -> Path:
     """The FP32 run on the same inputs; shared between kernels."""
-    inputs, layer, _ = _planted(case, params.planted, dtype, seeds)
-    return descend(layer, inputs, lambda step, problem: plain_attention(problem), params, dtype)
+    layer = problem.source.once(planted_layer)
+    return descend(
+        layer, problem.inputs, lambda step, inputs: plain_attention(inputs), problem.params, problem.dtype
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,8 +15,8 @@ from backends.base import Backend, Kernel, Unsupported
 from bench.measure.inputs import digest, tensor_bytes
 from bench.measure.numerics import FORMATS
 from cases.algorithms import algorithms
-from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
-from cases.crash.detector import outcome
+from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.crash.detector import outcome, training_verdict
 from cases.crash.documents import documents
 from cases.crash.language import tokens
 from cases.crash.model import Size, fresh_model, initial_weights
@@ -77,7 +76,7 @@ class Params(CaseParams):
         return Recipe(self.steps, self.lr, self.batch, self.warmup)
 
 
-class Ladder(BaseCase):
+class Ladder(Case[Params]):
     """Claim (arXiv 2510.04212): the error that O's rounding leaves in δ makes training explode. With
     fewer mantissa bits the same failure takes seconds instead of GPU-days, so that every fix can be
     tried; `delta_fp32` and `delta_dp` should hold, and the ablations tell what matters.
@@ -103,15 +102,12 @@ class Ladder(BaseCase):
     """
 
     name = "crash/ladder"
-    Params = Params
     outputs = ("loss",)
     headline = Headline("best_loss", "best loss, nats", "{:.2f}")
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        assert isinstance(params, Params)
-        _refuse(kernel, dtype, seeds)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
+        params, dtype = problem.params, problem.dtype
+        _refuse(kernel, dtype, problem.seeds)
         device, size = backend.device, params.size
         text, offsets = make_text(params.vocabulary), _offsets(self.name, params)
         model = fresh_model(self.name, size, params.seed).to(device)
@@ -138,27 +134,23 @@ class Ladder(BaseCase):
         for layer, norms in enumerate(spectral_norms(model)):
             metrics |= {f"{weight}_norm_{layer}": norm for weight, norm in norms.items()}
         losses = torch.from_numpy(np.array(log.loss, dtype=np.float32))
-        digests = {"inputs": self.inputs_digest(params, dtype, seeds), "loss": digest(losses)}
+        digests = {"loss": digest(losses)}
         return Measurement(metrics, digests, log.curves)
 
-    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
+    def hash_inputs(self, problem: Problem[Params]) -> str:
         """sha256 over the text, the initial weights and the batch order; the same for every dtype."""
-        assert isinstance(params, Params)
+        params = problem.params
         h = _hash_of_model(self.name, params.size, params.seed).copy()
         h.update(tensor_bytes(_offsets(self.name, params)))
         return str(h.hexdigest())
 
-    def values(self, params: CaseParams) -> int:
-        assert isinstance(params, Params)
+    def values(self, params: Params) -> int:
         size = params.size
         blocks = size.layers * (4 + 2 * size.mlp_ratio) * size.width**2
         return blocks + (size.vocabulary + size.context) * size.width + params.steps * params.batch
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        crash = metrics["crash_step"]
-        if math.isfinite(crash):
-            return f"exploded@{crash:.0f}"
-        return "spike" if metrics["spikes"] > 0 else f"stable@{metrics['steps_run']:.0f}"
+    def verdict(self, params: Params, metrics: Metrics) -> str:
+        return training_verdict(metrics)
 
 
 def _refuse(kernel: Kernel, dtype: torch.dtype, seeds: int) -> None:

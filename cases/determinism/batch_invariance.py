@@ -7,21 +7,14 @@ from torch import Tensor
 
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
-from cases.base import (
-    BaseCase,
-    CaseParams,
-    Gradients,
-    Headline,
-    Measurement,
-    Metrics,
-    forward_backward,
-)
+from cases.base import Case, Headline, Measurement, Metrics, Problem
 from cases.determinism.problems import ProblemParams, problem_values, random_inputs
+from cases.passes import Gradients, forward_backward
 
 OUTPUTS = ("o", "dq", "dk", "dv")
 
 
-class BatchInvariance(BaseCase):
+class BatchInvariance(Case[ProblemParams]):
     """Question: is the result of a batch element the same bits when it is computed alone, and when its
     neighbours stand in another order?
 
@@ -33,22 +26,17 @@ class BatchInvariance(BaseCase):
     """
 
     name = "determinism/batch_invariance"
-    Params = ProblemParams
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline("differing_max", "largest share of values that change with the batch", "{:.3g}")
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, ProblemParams)
+    def inputs(self, params: ProblemParams, dtype: torch.dtype, seed: int) -> Inputs:
         return random_inputs(self.name, params, dtype, seed)
 
-    def values(self, params: CaseParams) -> int:
-        assert isinstance(params, ProblemParams)
+    def values(self, params: ProblemParams) -> int:
         return problem_values(params)
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        inputs = self.all_inputs(params, dtype, seeds)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[ProblemParams]) -> Measurement:
+        inputs = problem.inputs
         together = forward_backward(kernel, backend, inputs)
         size = inputs.q.shape[0]
         alone = [forward_backward(kernel, backend, _take(inputs, torch.tensor([i]))) for i in range(size)]
@@ -61,10 +49,10 @@ class BatchInvariance(BaseCase):
             metrics[f"alone_{name}"] = _differing(whole, single)
             metrics[f"reversed_{name}"] = _differing(whole, _reverse(flipped, name, order))
         metrics["differing_max"] = max(metrics.values())
-        digests = {"inputs": self.inputs_digest(params, dtype, seeds)} | together.digests()
+        digests = together.digests()
         return Measurement(metrics, digests)
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+    def verdict(self, params: ProblemParams, metrics: Metrics) -> str:
         return "pass" if metrics["differing_max"] == 0 else "batch_dependent"
 
 

@@ -9,16 +9,9 @@ from pydantic import Field
 
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
-from cases.base import (
-    BaseCase,
-    CaseParams,
-    Headline,
-    Measurement,
-    Metrics,
-    forward_backward,
-    forward_only,
-)
+from cases.base import Case, Headline, Measurement, Metrics, Problem
 from cases.determinism.problems import ProblemParams, problem_values, random_inputs
+from cases.passes import forward_backward, forward_only
 
 OUTPUTS = ("o", "lse", "dq", "dk", "dv")
 
@@ -27,7 +20,7 @@ class Params(ProblemParams):
     repeats: Annotated[int, Field(ge=2, le=10_000)] = 20
 
 
-class RunToRun(BaseCase):
+class RunToRun(Case[Params]):
     """Question: over `repeats` forward and backward passes on the same inputs, in one process, with the
     backend's deterministic mode on, how many different results does each output take?
 
@@ -35,26 +28,20 @@ class RunToRun(BaseCase):
     """
 
     name = "determinism/run_to_run"
-    Params = Params
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline("distinct_max", "different results of one call", "{:.0f}")
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, Params)
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         return random_inputs(self.name, params, dtype, seed)
 
-    def values(self, params: CaseParams) -> int:
-        assert isinstance(params, ProblemParams)
+    def values(self, params: Params) -> int:
         return problem_values(params)
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        assert isinstance(params, Params)
-        inputs = self.all_inputs(params, dtype, seeds)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
+        inputs = problem.inputs
         seen: dict[str, set[str]] = {name: set() for name in OUTPUTS}
         first: dict[str, str] = {}
-        for _ in range(params.repeats):
+        for _ in range(problem.params.repeats):
             digests = forward_backward(kernel, backend, inputs).digests()
             digests |= {k: v for k, v in forward_only(kernel, backend, inputs)[1].items() if k == "lse"}
             first = first or digests
@@ -62,7 +49,7 @@ class RunToRun(BaseCase):
                 seen[name].add(value)
         metrics = {f"distinct_{name}": float(len(seen[name])) for name in first}
         metrics["distinct_max"] = max(metrics.values())
-        return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)} | first)
+        return Measurement(metrics, first)
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+    def verdict(self, params: Params, metrics: Metrics) -> str:
         return "pass" if metrics["distinct_max"] == 1 else "nondeterministic"

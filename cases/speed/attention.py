@@ -10,7 +10,7 @@ from pydantic import Field
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
 from cases.algorithms import algorithms
-from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics
+from cases.base import Case, Headline, Measurement, Metrics, Problem
 from cases.determinism.problems import ProblemParams, problem_values, random_inputs
 
 
@@ -27,7 +27,7 @@ class Params(ProblemParams):
 PRODUCTS = {"forward": 2, "backward": 5, "both": 7}  # matrix products that a pass must do
 
 
-class SpeedAttention(BaseCase):
+class SpeedAttention(Case[Params]):
     """Question: device time of one call, forward, backward and both, with the device's caches flushed
     before it, and the memory that both passes allocate on top of the inputs.
 
@@ -43,23 +43,18 @@ class SpeedAttention(BaseCase):
     """
 
     name = "speed/attention"
-    Params = Params
+    timed = True
     outputs = ()  # a speed run may use other launch shapes than a numeric one
     headline = Headline("both_ms", "median time of forward and backward, ms", "{:.3f}")
 
-    def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
-        assert isinstance(params, Params)
+    def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         return random_inputs(self.name, params, dtype, seed)
 
-    def values(self, params: CaseParams) -> int:
-        assert isinstance(params, Params)
+    def values(self, params: Params) -> int:
         return problem_values(params)
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
-        assert isinstance(params, Params)
-        x = self.all_inputs(params, dtype, seeds).to(backend.device)
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
+        params, x = problem.params, problem.inputs.to(backend.device)
         q, k, v = (t.detach().requires_grad_() for t in (x.q, x.k, x.v))
 
         def forward() -> torch.Tensor:
@@ -86,14 +81,14 @@ class SpeedAttention(BaseCase):
                     f"{name}_ms": median,
                     f"{name}_p10_ms": float(times.quantile(0.1)),
                     f"{name}_p90_ms": float(times.quantile(0.9)),
-                    f"{name}_tflops": operations(params, seeds, name) / (median * 1e-3) / 1e12,
+                    f"{name}_tflops": operations(params, problem.seeds, name) / (median * 1e-3) / 1e12,
                 }
             memory = backend.memory_of(both)
         if memory is not None:
             metrics["both_peak_memory_mib"] = memory / 2**20
-        return Measurement(metrics, {"inputs": self.inputs_digest(params, dtype, seeds)})
+        return Measurement(metrics)
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
+    def verdict(self, params: Params, metrics: Metrics) -> str:
         return "measured" if metrics["both_ms"] > 0 else "invalid"
 
 

@@ -11,7 +11,7 @@ from backends.base import Unsupported
 from bench.measure.inputs import Inputs, digest, key_of, normal
 from bench.measure.reference import attention_reference
 from bench.run.registry import load_backend
-from cases.base import forward_backward, forward_only
+from cases.passes import forward_backward, forward_only
 
 pytestmark = pytest.mark.requires_npu
 OURS = ("composite/", "eager-fused/", "eager-stored/", "triton/")

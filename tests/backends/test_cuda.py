@@ -120,7 +120,7 @@ def test_autotuning_records_its_winner_and_gives_the_same_function() -> None:
 def test_on_a_gpu_every_kernel_is_right_and_knobs_are_put_back() -> None:
     from bench.measure.inputs import Inputs, key_of, normal
     from bench.measure.reference import attention_reference
-    from cases.base import forward_backward, forward_only
+    from cases.passes import forward_backward, forward_only
 
     backend = cuda.create()
     assert isinstance(backend, Backend)
@@ -168,8 +168,8 @@ def test_flex_takes_few_queries_with_grouped_heads(tokens: int) -> None:
 
 @needs_gpu
 def test_out_of_memory_is_a_row_and_the_run_goes_on() -> None:
-    from bench.run.engine import run_unit
     from bench.run.plan import Unit
+    from bench.run.unit import run_unit
 
     backend = cuda.create()
     size = {"batch": 1, "heads": 64, "kv_heads": 64, "head_dim": 16, "rounds": 3}

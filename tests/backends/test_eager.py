@@ -20,8 +20,8 @@ from bench.measure.inputs import Inputs, key_of, normal, to_storage
 from bench.measure.metrics import leak_metrics
 from bench.measure.numerics import philox_words, round_mantissa
 from bench.measure.reference import Reference, attention_reference
-from cases.base import forward_backward
 from cases.bias.leak import PROBE_KEY
+from cases.passes import forward_backward
 from cases.sinks import SCALE, sink_inputs
 
 # The ladder takes float32 alone: tests/cases/test_crash.py.

@@ -15,7 +15,7 @@ from backends.kernels.npu_call import LAYOUTS, checked, forward_call, gradient_c
 from backends.kernels.npu_fusion import FusionKernel, VendorBackwardKernel
 from bench.measure.inputs import Inputs, key_of, normal
 from bench.measure.reference import attention_reference
-from cases.base import forward_backward
+from cases.passes import forward_backward
 
 
 class Host:

@@ -20,7 +20,7 @@ from backends.kernels import eager_ladder as ladder
 from bench.measure.inputs import Inputs, key_of, normal, tensor_bytes
 from bench.measure.numerics import philox_words, round_mantissa
 from cases import load_case
-from cases.base import Measurement, forward_backward
+from cases.base import Measurement
 from cases.bias.leak import PROBE_KEY
 from cases.crash.detector import MARGIN, PATIENCE, Detector, detect
 from cases.crash.documents import documents
@@ -38,6 +38,7 @@ from cases.crash.train import (
     largest,
     train,
 )
+from cases.passes import forward_backward
 
 CPU = CpuBackend()
 KERNELS = {n: kernel for n, kernel in CPU.kernels().items() if n.startswith("eager-ladder/")}
@@ -232,7 +233,7 @@ def test_a_longer_run_begins_with_the_same_batches() -> None:
 
 def test_seeds_differ_and_the_digest_covers_every_input() -> None:
     digests = {
-        CASE.inputs_digest(CASE.Params(**{**TINY, **change}), torch.float32, 1)
+        CASE.problem(CASE.Params(**{**TINY, **change}), torch.float32, 1).digest
         for change in ({}, {"seed": 1}, {"steps": 25}, {"width": 24}, {"batch": 3}, {"layers": 1})
     }
     assert len(digests) == 6
@@ -544,7 +545,7 @@ def tiny(fix: str = "stock", bits: int = 1, **params: Any) -> tuple[Measurement,
     values = CASE.Params(**{**TINY, **params})
     kernel = KERNELS[f"eager-ladder/{fix}"].configure(mantissa_bits=bits)
     with CPU.deterministic():
-        found = CASE.run(kernel, CPU, values, torch.float32, 1)
+        found = CASE.run(kernel, CPU, CASE.problem(values, torch.float32, 1))
     return found, CASE.verdict(values, found.metrics)
 
 
@@ -561,10 +562,7 @@ def test_a_tiny_run_has_metrics_curves_and_digests() -> None:
     for layer in (0, 1):
         head, both = (found.metrics[f"leak_coherence_{x}{layer}"] for x in ("head_", ""))
         assert head == pytest.approx(both, rel=1e-12)
-    assert set(found.digests) == {"inputs", "loss"}
-    assert found.digests["inputs"] == CASE.inputs_digest(
-        CASE.Params(**{**TINY, "steps": 120}), torch.float32, 1
-    )
+    assert set(found.digests) == {"loss"}
 
 
 @pytest.mark.parametrize("fix", ["stock", "stochastic"])
@@ -671,11 +669,11 @@ def test_verdict_from_metrics_alone(crash: float, spikes: float, expected: str) 
 def test_other_dtypes_and_several_seeds_in_a_row_are_refused() -> None:
     kernel, params = KERNELS["eager-ladder/stock"], CASE.Params(**TINY)
     with pytest.raises(Unsupported, match="loss scaling"):
-        CASE.run(kernel, CPU, params, torch.float16, 1)
+        CASE.run(kernel, CPU, CASE.problem(params, torch.float16, 1))
     with pytest.raises(Unsupported, match=r"mantissa_bits 8: torch\.bfloat16 stores 7; .*float32"):
-        CASE.run(kernel.configure(mantissa_bits=8), CPU, params, torch.bfloat16, 1)
+        CASE.run(kernel.configure(mantissa_bits=8), CPU, CASE.problem(params, torch.bfloat16, 1))
     with pytest.raises(Unsupported, match=r"list params\.seed"):
-        CASE.run(kernel, CPU, params, torch.float32, 3)
+        CASE.run(kernel, CPU, CASE.problem(params, torch.float32, 3))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def run(
     values = CASE.Params(**{**SMALL, **params})
     workspace = Workspace(folder, Said() if said is None else said)
     with CPU.deterministic():
-        found: Measurement = CASE.run_in(workspace, chosen, CPU, values, dtype, 1)
+        found: Measurement = CASE.run_in(workspace, chosen, CPU, CASE.problem(values, dtype, 1))
     return found
 
 
@@ -378,6 +378,12 @@ def test_a_kernel_that_takes_no_wider_head_is_trained_without_leak(tmp_path: Pat
     assert found.digests["loss"] == run(tmp_path / "b").digests["loss"]
 
 
+def inputs_digest(known: dict[str, str] | None = None, **change: Any) -> str:
+    """The digest of a run on the bundled text, with what else a row knows or without."""
+    problem = CASE.problem(CASE.Params(**{**SMALL, **change}), torch.float32, 1)
+    return CASE.inputs_digest(problem, known or {})
+
+
 def test_metrics_curves_digests_and_facts(tmp_path: Path) -> None:
     found = run(tmp_path / "a")
     assert found.series["step"] == [0, 4, 8]
@@ -385,8 +391,8 @@ def test_metrics_curves_digests_and_facts(tmp_path: Path) -> None:
     assert {len(curve) for curve in found.series.values()} == {3}
     assert {"w_q_norm_1", "leak_mean_1", "leak_abs_0", "lr", "row_max_abs"} <= found.series.keys()
     assert {"leak_coherence", "leak_coherence_1", "w_k_norm_0", "best_loss"} <= found.metrics.keys()
-    assert found.digests.keys() == {"inputs", *CASE.outputs}
-    assert found.digests["inputs"] == CASE.inputs_digest(CASE.Params(**SMALL), torch.float32, 1)
+    assert found.digests.keys() == set(CASE.outputs)
+    assert inputs_digest(found.digests) == inputs_digest()
     assert found.facts["processes"] == 1
     assert found.facts["tokens_per_s"] > 0
 
@@ -407,10 +413,10 @@ def test_the_digest_covers_every_input() -> None:
         {"context": 8},
         {"vocabulary": 65},
     ]
-    digests = {CASE.inputs_digest(CASE.Params(**{**SMALL, **c}), torch.float32, 1) for c in changes}
+    digests = {inputs_digest(**change) for change in changes}
     assert len(digests) == len(changes)
     how = {"lr": 1e-4, "micro_batch": 4, "checkpoint_every": 1}
-    assert CASE.inputs_digest(CASE.Params(**{**SMALL, **how}), torch.float32, 1) in digests
+    assert inputs_digest(**how) in digests
 
 
 @pytest.mark.parametrize(
@@ -433,9 +439,9 @@ def test_parameters_are_strict(params: dict[str, Any], match: str) -> None:
 def test_what_it_cannot_train_is_said() -> None:
     kernel, params = KERNELS["sdpa-flash/stock"], CASE.Params(**SMALL)
     with pytest.raises(Unsupported, match="float32"):
-        CASE.run(kernel, CPU, params, torch.float16, 1)
+        CASE.run(kernel, CPU, CASE.problem(params, torch.float16, 1))
     with pytest.raises(UsageError, match=r"list params\.seed"):
-        CASE.run(kernel, CPU, params, torch.float32, 3)
+        CASE.run(kernel, CPU, CASE.problem(params, torch.float32, 3))
 
 
 def test_progress_says_step_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

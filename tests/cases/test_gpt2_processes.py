@@ -15,7 +15,8 @@ from bench.check.validate import validate_file
 from bench.errors import UsageError
 from bench.files.records import Row
 from bench.files.store import read_submission
-from bench.run.engine import Request, execute, prepare
+from bench.run.engine import execute, prepare
+from bench.run.plan import Request
 from cases.processes import World
 from conftest import Quiet
 

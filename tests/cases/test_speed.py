@@ -37,7 +37,7 @@ def test_timed_calls_see_the_algorithms_that_were_asked_for(
     monkeypatch.setattr(backend, "time_ms", time_ms, raising=False)
     params = Params(**TINY, deterministic=deterministic)
     with backend.deterministic():
-        found = SpeedAttention().run(kernel, backend, params, torch.bfloat16, 1)
+        found = SpeedAttention().run(kernel, backend, SpeedAttention().problem(params, torch.bfloat16, 1))
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.utils.deterministic.fill_uninitialized_memory
     assert seen == {(deterministic, False)}

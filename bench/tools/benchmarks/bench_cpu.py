@@ -24,7 +24,7 @@ from bench.measure.numerics import FORMATS, philox_words, round_float64, round_m
 from bench.measure.reference import Reference, attention_reference
 from bench.run.registry import load_backend
 from cases import load_case
-from cases.base import forward_backward
+from cases.passes import forward_backward
 
 Benchmark = Callable[..., Any]
 SEEDS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,8 +19,8 @@ from bench.files.records import Sha256, dumps
 from bench.files.source import source_sha256
 from bench.measure.inputs import digest, tensor_bytes
 from cases.algorithms import algorithms
-from cases.base import BaseCase, CaseParams, Headline, Measurement, Metrics, Workspace
-from cases.crash.detector import outcome
+from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem, Workspace
+from cases.crash.detector import outcome, training_verdict
 from cases.crash.gpt2.batches import (
     Batches,
     CounterBatches,
@@ -33,7 +33,6 @@ from cases.crash.gpt2.batches import (
 from cases.crash.gpt2.data import BUNDLED, Tokens, bundled, check_tokens, data_path, open_tokens
 from cases.crash.gpt2.loop import Log, Run, Trainer, train
 from cases.crash.gpt2.optimizer import Recipe
-from cases.crash.ladder import Ladder
 from cases.crash.model import GPT, Size, initial_weights
 from cases.crash.train import one_thread
 from cases.processes import from_main, together, world
@@ -89,7 +88,7 @@ class Params(CaseParams):
         return Recipe(self.lr, self.min_lr, self.warmup, self.decay_steps, self.optimizer)
 
 
-class Gpt2(BaseCase):
+class Gpt2(Case[Params]):
     """Claim (arXiv 2510.04212): GPT-2 small trained in BF16 with flash attention explodes after several
     thousand steps, and does not when δ is right. The paper's batches were never published; here they
     are a function of the seed, or of a recorded file.
@@ -109,17 +108,16 @@ class Gpt2(BaseCase):
     """
 
     name = "crash/gpt2"
-    Params = Params
+    long = True
     outputs = ("loss", "weights", "batches", "data", "sequence")
     headline = Headline("best_loss", "best loss, nats", "{:.2f}")
 
-    def values(self, params: CaseParams) -> int:
+    def values(self, params: Params) -> int:
         """None that a reader must make again: the digest names weights and batches by their streams."""
         return 0
 
-    def check(self, params: CaseParams, seeds: int) -> None:
+    def check(self, params: Params, seeds: int) -> None:
         """Refuse what can be refused before anything runs. Raises UsageError."""
-        assert isinstance(params, Params)
         if seeds != 1:
             raise UsageError("one row is one training run: set seeds to 1 and list params.seed")
         check_tokens(params.data, params.context)
@@ -131,28 +129,19 @@ class Gpt2(BaseCase):
                 f"in micro-batches of {params.micro_batch}; the product must divide the batch"
             )
 
-    def run(
-        self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
-    ) -> Measurement:
+    def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
         """A run without a place for checkpoints: short ones only."""
         with tempfile.TemporaryDirectory() as folder:
-            workspace = Workspace(Path(folder), lambda text: None)
-            return self.run_in(workspace, kernel, backend, params, dtype, seeds)
+            return self.run_in(Workspace(Path(folder), lambda text: None), kernel, backend, problem)
 
     def run_in(
-        self,
-        workspace: Workspace,
-        kernel: Kernel,
-        backend: Backend,
-        params: CaseParams,
-        dtype: torch.dtype,
-        seeds: int,
+        self, workspace: Workspace, kernel: Kernel, backend: Backend, problem: Problem[Params]
     ) -> Measurement:
         """Train from the last checkpoint in the workspace on. Raises UsageError for bad input."""
-        assert isinstance(params, Params)
+        params, dtype = problem.params, problem.dtype
         if dtype not in (torch.bfloat16, torch.float32):
             raise Unsupported("trains in bfloat16 (autocast) or float32: set params.dtype to one")
-        self.check(params, seeds)
+        self.check(params, problem.seeds)
         say = workspace.say if world().is_main else _silent
         tokens = together(lambda: _open(params, say))
         batches = together(lambda: _batches(self.name, params, tokens))
@@ -172,28 +161,16 @@ class Gpt2(BaseCase):
             "data": tokens.sha256,
             "sequence": batches.header.identity(),
         }
-        digests["inputs"] = self.recomputed_inputs(params, dtype, seeds, digests)
         return Measurement(metrics, digests, log.curves, _facts(run, tokens, log))
 
-    def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
-        """sha256 of what the run is made from; a token file on this machine is read for it."""
-        assert isinstance(params, Params)
-        tokens = _open(params, _silent)
-        sequence = _batches(self.name, params, tokens).header.identity()
-        found = {"data": tokens.sha256, "sequence": sequence}
-        return self.recomputed_inputs(params, dtype, seeds, found)
-
-    def external_inputs(self, params: CaseParams) -> list[str]:
+    def external_inputs(self, params: Params) -> list[str]:
         """Files that a reader does not have; a row's digests `data` and `sequence` stand for them."""
-        assert isinstance(params, Params)
         token_file = [] if params.data == BUNDLED else [f"data '{params.data}'"]
         return token_file + ([f"replay '{params.replay}'"] if params.replay else [])
 
-    def recomputed_inputs(
-        self, params: CaseParams, dtype: torch.dtype, seeds: int, digests: dict[str, str]
-    ) -> str:
-        """The digest from parameters alone, but for files outside the suite: their recorded sha256."""
-        assert isinstance(params, Params)
+    def inputs_digest(self, problem: Problem[Params], digests: Mapping[str, str]) -> str:
+        """From parameters alone, but for files outside the suite: their recorded sha256."""
+        params = problem.params
         data = bundled()[1].sha256 if params.data == BUNDLED else digests.get("data", "")
         sequence = digests.get("sequence", "")
         if params.replay is None:  # length and sha256 of the tokens are not part of the identity
@@ -203,8 +180,8 @@ class Gpt2(BaseCase):
         made_from = {"data": data, "sequence": sequence, "steps": params.steps, "weights": weights}
         return hashlib.sha256(dumps(made_from).encode()).hexdigest()
 
-    def verdict(self, params: CaseParams, metrics: Metrics) -> str:
-        return Ladder().verdict(params, metrics)
+    def verdict(self, params: Params, metrics: Metrics) -> str:
+        return training_verdict(metrics)
 
 
 Say = Callable[[str], None]

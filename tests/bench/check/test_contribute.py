@@ -16,7 +16,7 @@ from bench.check.contribute import check_contribution, contribution
 from bench.errors import UsageError
 from bench.files.records import submission_text
 from bench.files.store import read_submission
-from bench.run.engine import Request
+from bench.run.plan import Request
 from conftest import RunIt
 
 ROOT = Path(__file__).resolve().parents[3]

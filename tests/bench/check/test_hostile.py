@@ -33,8 +33,8 @@ from bench.check.validate import MAX_WRONG_INPUTS, validate_file
 from bench.files.records import Submission, dumps, submission_text
 from bench.files.store import BadFile, read_submission
 from bench.run.config import parse_config
-from bench.run.engine import Request, execute, prepare
-from bench.run.plan import make_plan
+from bench.run.engine import execute, prepare
+from bench.run.plan import Request, make_plan
 from cases import load_case
 from conftest import TINY, Quiet, RunIt
 
@@ -190,10 +190,10 @@ def test_wrong_inputs_stop_the_work(good: Path, tmp_path: Path, monkeypatch: pyt
     path.write_text(canonical(tree))
     case = load_case("bias/shift_range")
     made: list[object] = []
-    digest = type(case).inputs_digest
+    digest = type(case).hash_inputs
     monkeypatch.setattr(
         type(case),
-        "inputs_digest",
+        "hash_inputs",
         lambda *a: made.append(a) or digest(*a),  # type: ignore[func-returns-value]
     )
     problems = validate_file(path)
@@ -206,7 +206,8 @@ def test_work_beyond_the_budget_is_refused_before_it_begins(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.check.validate.MAX_VALUES_A_FILE", 1)
-    monkeypatch.setattr("bench.check.validate._inputs_digest", lambda row: pytest.fail("inputs were made"))
+    case = load_case("bias/shift_range")
+    monkeypatch.setattr(type(case), "hash_inputs", lambda *_: pytest.fail("inputs were made"))
     assert "values to make again, at most 1" in validate_file(good)[0]
 
 

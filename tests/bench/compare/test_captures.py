@@ -29,7 +29,7 @@ from bench.measure.inputs import Inputs, key_of, normal
 from bench.measure.metrics import output_metrics
 from bench.measure.numerics import FORMATS
 from bench.measure.reference import attention_reference
-from cases.base import forward_backward
+from cases.passes import forward_backward
 
 BACKEND = CpuBackend()
 

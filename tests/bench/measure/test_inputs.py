@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from bench.measure.inputs import (
     uniform,
 )
 from cases import CASES, load_case
+from cases.bias.low_rank import stacked_tokens
 
 # Digest of each case's inputs at its default parameters, two seeds. A change here means that old
 # results can no longer be compared with new ones: raise the case's version, never edit silently.
@@ -64,7 +64,7 @@ KEY = key_of("bias/leak", 3, "q")
 )
 def test_golden_digests_of_the_cases(dtype: torch.dtype, name: str, golden: str) -> None:
     case = load_case(name)
-    assert case.inputs_digest(case.Params(), dtype, 2) == golden
+    assert case.problem(case.Params(), dtype, 2).digest == golden
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -74,9 +74,9 @@ def test_every_case_made_of_tensors_has_a_golden_digest(name: str) -> None:
 
 
 def test_golden_tokens_of_low_rank() -> None:
-    tokens: Any = load_case("bias/low_rank")
+    case = load_case("bias/low_rank")
     golden = "d896b8f67d135d627b6e4541faa1006d7be0585001f904cbccd531e87f9001e0"
-    assert digest(tokens.tokens(torch.bfloat16, 1)) == golden
+    assert digest(stacked_tokens(case.problem(case.Params(), torch.bfloat16, 2))[1]) == golden
 
 
 def test_golden_streams() -> None:

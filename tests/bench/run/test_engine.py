@@ -22,10 +22,11 @@ from bench.errors import UsageError
 from bench.files.records import Row
 from bench.files.store import read_submission
 from bench.run import engine
-from bench.run.engine import Request, Run, execute, prepare, run_unit, thin
-from bench.run.plan import Unit
+from bench.run.engine import execute, prepare
+from bench.run.plan import PlannedRun, Request, Unit
 from bench.run.registry import load_backend
 from bench.run.side_by_side import may_share
+from bench.run.unit import run_unit, thin
 from cases import load_case
 from cases.base import Measurement
 from conftest import TINY, Quiet, RunIt
@@ -79,7 +80,8 @@ def test_kill_9_loses_at_most_the_running_unit(tiny_config: Path, tmp_path: Path
     code = f"""
 import os, signal
 from pathlib import Path
-from bench.run.engine import Request, execute, prepare
+from bench.run.plan import Request
+from bench.run.engine import execute, prepare
 from conftest import Quiet
 class Killer(Quiet):
     def started(self, unit):
@@ -246,17 +248,17 @@ def test_bad_option_values_are_refused_before_anything_runs(tiny_config: Path, t
 
 
 @pytest.fixture
-def one_unit(tiny_config: Path, tmp_path: Path) -> Run:
+def one_unit(tiny_config: Path, tmp_path: Path) -> PlannedRun:
     return prepare(Request(tiny_config, tmp_path / "results", kernel="eager-fused/stock"))
 
 
-def measure(run: Run) -> Row:
+def measure(run: PlannedRun) -> Row:
     backend = load_backend("cpu")
     unit = run.units[0]
     return run_unit(unit, backend.kernels()[unit.kernel], backend)
 
 
-def test_what_fails_is_a_row_with_its_reason(one_unit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_a_row_with_its_reason(one_unit: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     case = load_case("bias/shift_range")
 
     def raises(error: Exception) -> Row:
@@ -297,7 +299,7 @@ def test_an_error_does_not_end_the_run_and_is_tried_again(
     assert {row.status for row in read_submission(path)[0].rows} == {"ok"}
 
 
-def test_a_dtype_that_a_kernel_lacks_is_unsupported(one_unit: Run) -> None:
+def test_a_dtype_that_a_kernel_lacks_is_unsupported(one_unit: PlannedRun) -> None:
     unit = one_unit.units[0]
     backend = load_backend("cpu")
     kernel = backend.kernels()[unit.kernel]
@@ -329,14 +331,14 @@ def test_a_file_that_could_not_be_read_again_is_not_written(
 ) -> None:
     path = run_tiny().path
     whole = path.read_bytes()
-    monkeypatch.setattr(engine, "MAX_BYTES", len(whole) - 100)
+    monkeypatch.setattr("bench.run.result_file.MAX_BYTES", len(whole) - 100)
     with pytest.raises(UsageError, match="split tiny into two configs"):
         run_tiny(force=True)
     assert path.read_bytes() == whole
 
 
 def test_a_unit_runs_with_the_algorithms_that_its_kernel_asks_for(
-    one_unit: Run, monkeypatch: pytest.MonkeyPatch
+    one_unit: PlannedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit, backend = one_unit.units[0], load_backend("cpu")
     kernel, seen = backend.kernels()[unit.kernel], []
@@ -377,3 +379,30 @@ def test_unavailable_backend_says_why(
 def test_a_filter_for_an_unavailable_backend_says_why(tiny_config: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'ascend' is not available here: .*torch_npu"):
         prepare(Request(tiny_config, tmp_path, backend="ascend"))
+
+
+def test_units_that_ask_the_same_share_their_inputs_and_each_is_made_once(
+    tiny_config: Path, run_tiny: RunIt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the plan's order: a point that comes back, and one that differs in what no input depends on."""
+    tiny_config.write_text(
+        'version: 1\nname: tiny\nkernels: ["eager-fused/stock", "eager-fused/delta_*"]\nseeds: 2\ncases:\n'
+        "  - case: crash/drift\n    params: {steps: 10, eps: [1e-6, 1e-4]}\n"
+        "  - case: bias/shift_range\n"
+        "  - case: crash/drift\n    params: {steps: 10, lr: 1e-4}\n"
+    )
+    made: list[tuple[str, int]] = []
+    cases = ("crash/drift", "bias/shift_range")
+    for name in cases:
+        case = load_case(name)
+        inputs = type(case).inputs
+
+        def count(self: Any, params: Any, dtype: Any, seed: int, inputs: Any = inputs) -> Any:
+            made.append((self.name, seed))
+            return inputs(self, params, dtype, seed)
+
+        monkeypatch.setattr(type(case), "inputs", count)
+    rows = run_tiny().selected_rows()
+    assert len(rows) == 4 * 3
+    assert sorted(made) == sorted((name, seed) for name in cases for seed in (0, 1))
+    assert len({row.digests["inputs"] for row in rows if row.case == "crash/drift"}) == 1
