@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bench.files.load import Found
 from bench.files.records import Row
 from bench.report.early_warning import healthy
-from bench.report.tables import Cell, Table, headline, implementation, is_fine
+from bench.report.tables import Cell, Table, headline, is_fine
 from bench.report.training_runs import CASE as LADDER
 from bench.report.training_runs import TrainingRun, groups
 
@@ -78,12 +78,7 @@ def _at(row: Row, point: dict[str, object]) -> bool:
 
 
 def _of(found: Sequence[Found], case: str, fix: str) -> list[Found]:
-    return [f for f in found if f.row.case == case and is_answer(f.row) and fix_of(f.row) == fix]
-
-
-def fix_of(row: Row) -> str:
-    """`stabilized` of `eager-fused/stabilized`."""
-    return row.kernel.partition("/")[2]
+    return [f for f in found if f.row.case == case and is_answer(f.row) and f.row.fix == fix]
 
 
 def _value(f: Found) -> float:
@@ -109,7 +104,7 @@ def _split(rows: list[Found], form: str, word: str) -> Cell:
         return Cell(NOT_MEASURED)
     kernels: dict[str, Found] = {}
     for f in sorted(rows, key=lambda f: (is_fine(f.row.verdict), -abs(_value(f)))):
-        kernels.setdefault(implementation(f.row), f)
+        kernels.setdefault(f.row.implementation, f)
     bad = {name: f for name, f in kernels.items() if not is_fine(f.row.verdict)}
     if not bad:
         return Cell(f"no, none of {len(kernels)} kernels", "pass", rows[0])
@@ -162,13 +157,13 @@ class Outcome:
 
     @property
     def fix(self) -> str:
-        return fix_of(self.found.row)
+        return self.found.row.fix
 
 
 def _outcomes(found: Sequence[Found]) -> list[Outcome]:
     """Leaks by kernel; trainings by model (size and dtype), implementation, M and seed."""
     leaks = [
-        Outcome(f, (f.row.case, implementation(f.row)), not is_fine(f.row.verdict))
+        Outcome(f, (f.row.case, f.row.implementation), not is_fine(f.row.verdict))
         for f in found
         if f.row.case == "bias/leak" and is_answer(f.row)
     ]
@@ -176,7 +171,7 @@ def _outcomes(found: Sequence[Found]) -> list[Outcome]:
     for model, group in enumerate(groups(found)):
         sick = {id(run) for run in healthy(group.runs)[1]}
         for run in group.runs:
-            place = (LADDER, model, implementation(run.row), run.bits, run.seed)
+            place = (LADDER, model, run.row.implementation, run.bits, run.seed)
             runs.append(Outcome(run.found, place, run.exploded, run.step, id(run) in sick))
     return leaks + runs
 
@@ -199,7 +194,7 @@ def _holds(found: Sequence[Found]) -> Cell:
         if not tried:
             continue
         bad = [o.found for o in tried if o.failed]
-        good = {implementation(o.found.row) for o in tried} - {implementation(f.row) for f in bad}
+        good = {o.found.row.implementation for o in tried} - {f.row.implementation for f in bad}
         sick = sum(o.sick for o in tried)
         answer = "yes" if not bad and not sick else "in part" if good else "no"
         told = [_failures(bad)] if bad else []
@@ -230,8 +225,8 @@ def _failures(bad: Sequence[Found]) -> str:
     places: dict[str, list[str]] = {}
     for f in bad:
         names = places.setdefault(f.row.verdict.partition("@")[0], [])
-        if implementation(f.row) not in names:
-            names.append(implementation(f.row))
+        if f.row.implementation not in names:
+            names.append(f.row.implementation)
     return "; ".join(f"{verdict} in {', '.join(names)}" for verdict, names in places.items())
 
 
@@ -254,4 +249,4 @@ def _cost(found: Sequence[Found]) -> Cell:
 
 
 def _shape(row: Row) -> str:
-    return repr((implementation(row), row.dtype, row.seeds, sorted(row.params.items())))
+    return repr((row.implementation, row.dtype, row.seeds, sorted(row.params.items())))

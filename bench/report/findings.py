@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from bench.files.load import Found
 from bench.files.records import Row
 from bench.report.early_warning import SICK, healthy
-from bench.report.tables import implementation
 from bench.report.training_runs import CASE as LADDER
 from bench.report.training_runs import groups, is_complete, mantissa_bits
 
@@ -55,21 +54,17 @@ def _of(rows: Sequence[Row], case: str, **params: object) -> list[Row]:
 def _bias(rows: Sequence[Row]) -> list[str]:
     """The headline of `bias/tie_break` at repeats 2, gap 12."""
     points = _of(rows, "bias/tie_break", repeats=2, gap=12.0, value_sign="mixed")
-    stock = [row for row in points if row.kernel.endswith("/stock")]
+    stock = [row for row in points if row.is_stock]
     if not stock:
         return []
     varied = [row for row in stock if row.params["row_jitter"] != 0] or stock
-    fine = [implementation(row) for row in varied if row.verdict == "pass"]
+    fine = [row.implementation for row in varied if row.verdict == "pass"]
     lines = [
         "Stock kernels where two keys share the row maximum: "
         + _split("biased", _list(varied, "biased", "aligned_ulp_mean", "{:+.2f} ulp"), fine)
     ]
     for row in varied:
-        fixed = [
-            r
-            for r in points
-            if r.kernel == f"{implementation(row)}/stabilized" and r.options.get("beta") == 2.0
-        ]
+        fixed = [r for r in _with_fix(points, row, "stabilized") if r.options.get("beta") == 2.0]
         if row.verdict != "biased" or not fixed:
             continue
         parts = [
@@ -78,7 +73,7 @@ def _bias(rows: Sequence[Row]) -> list[str]:
             + f" ({r.verdict})"
             for r in fixed
         ]
-        lines.append(f"The paper's shift on {implementation(row)}: " + ", ".join(parts) + ".")
+        lines.append(f"The paper's shift on {row.implementation}: " + ", ".join(parts) + ".")
     return lines
 
 
@@ -89,8 +84,8 @@ def _leak(rows: Sequence[Row]) -> list[str]:
     if not points:
         return []
     exact = points[0].metrics["true_dq_abs_mean"]
-    stock = [row for row in points if row.kernel.endswith("/stock")]
-    fine = [implementation(row) for row in stock if row.verdict == "pass"]
+    stock = [row for row in points if row.is_stock]
+    fine = [row.implementation for row in stock if row.verdict == "pass"]
     lines = [
         f"Stock kernels, dQ where the exact gradient is {exact:.0e}: "
         + _split("leaking", _list(stock, "leaks", "leak_mean", "{:+.1e}"), fine)
@@ -98,10 +93,10 @@ def _leak(rows: Sequence[Row]) -> list[str]:
     for fix in ("delta_fp32", "delta_dp", "stabilized"):
         ratios = []
         for row in stock:
-            fixed = [r for r in points if r.kernel == f"{implementation(row)}/{fix}"]
+            fixed = _with_fix(points, row, fix)
             if row.verdict == "leaks" and fixed:
                 before, after = row.metrics["leak_mean"], fixed[0].metrics["leak_mean"]
-                ratios.append(f"{implementation(row)} {before:+.1e} → {after:+.1e}")
+                ratios.append(f"{row.implementation} {before:+.1e} → {after:+.1e}")
         if ratios:
             lines.append(f"With {fix}: " + ", ".join(ratios) + ".")
     return lines
@@ -179,11 +174,14 @@ def _sick(rows: Sequence[Row]) -> set[int]:
     return {id(run.row) for group in together for run in healthy(group.runs)[1]}
 
 
+def _with_fix(rows: Sequence[Row], stock: Row, fix: str) -> list[Row]:
+    """Rows of the same implementation with this fix."""
+    return [row for row in rows if (row.implementation, row.fix) == (stock.implementation, fix)]
+
+
 def _list(rows: Sequence[Row], verdict: str, metric: str, form: str) -> list[str]:
     return [
-        f"{implementation(row)} ({form.format(row.metrics[metric])})"
-        for row in rows
-        if row.verdict == verdict
+        f"{row.implementation} ({form.format(row.metrics[metric])})" for row in rows if row.verdict == verdict
     ]
 
 

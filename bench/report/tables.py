@@ -131,11 +131,6 @@ def _name(row: Row, several: bool) -> str:
     return f"{row.kernel} @{row.backend}" if several else row.kernel
 
 
-def implementation(row: Row) -> str:
-    """`eager-fused` of `eager-fused/stabilized`."""
-    return row.kernel.partition("/")[0]
-
-
 def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
     """One case on one machine: kernels down, parameter points across."""
     rows = [f.row for f in found]

@@ -50,7 +50,7 @@ class TrainingRun:
 
     @property
     def is_stock(self) -> bool:
-        return self.row.kernel.endswith("/stock")
+        return self.row.is_stock
 
     @property
     def name(self) -> str:
@@ -106,16 +106,16 @@ def _group(found: Sequence[Found]) -> Group:
         key = repr((f.row.kernel, sorted(f.row.options.items(), key=str), f.row.params["seed"]))
         if key not in longest or _says_more(f.row, longest[key].row):
             longest[key] = f
-    kept = sorted(longest.values(), key=lambda f: _rank(f.row.kernel))
+    kept = sorted(longest.values(), key=lambda f: _rank(f.row))
     labels = kernel_labels([_without_bits(f.row) for f in kept])
     runs = [TrainingRun(f, label, mantissa_bits(f.row)) for f, label in zip(kept, labels, strict=True)]
     first = found[0]
     return Group(first.machine, first.row.backend, first.row.dtype, _size(first.row), runs)
 
 
-def _rank(kernel: str) -> tuple[bool, bool]:
+def _rank(row: Row) -> tuple[bool, bool]:
     """Stock first, the ladder's own kernel before others."""
-    return not kernel.endswith("/stock"), not kernel.startswith("eager-ladder/")
+    return not row.is_stock, row.implementation != "eager-ladder"
 
 
 def is_complete(row: Row) -> bool:

@@ -118,12 +118,12 @@ function curvesChart(rows, data, filters) {
 }
 
 function speedChart(rows, numbers) {
-  const key = (n, kernel) => JSON.stringify([rows.file(n).machine, rows.unit(n).backend, rows.unit(n).dtype, rows.unit(n).params, rows.unit(n).seeds, kernel.split("/")[0]]);
+  const key = (n) => { const u = rows.unit(n); return JSON.stringify([rows.file(n).machine, u.backend, u.dtype, u.params, u.seeds, u.implementation]); };
   const timed = [...numbers].filter((n) => rows.unit(n).case === "speed/attention" && rows.current(n) && rows.columns.value[n] > 0);
-  const stock = new Map(timed.filter((n) => rows.unit(n).fix === "stock").map((n) => [key(n, rows.unit(n).kernel), rows.columns.value[n]]));
-  const values = timed.filter((n) => rows.unit(n).fix !== "stock" && stock.has(key(n, rows.unit(n).kernel))).slice(0, MAX_POINTS).map((n) => {
+  const stock = new Map(timed.filter((n) => rows.unit(n).fix === "stock").map((n) => [key(n), rows.columns.value[n]]));
+  const values = timed.filter((n) => rows.unit(n).fix !== "stock" && stock.has(key(n))).slice(0, MAX_POINTS).map((n) => {
     const p = rows.unit(n).params;
-    return { kernel: rows.unit(n).kernel, machine: rows.file(n).machine, ratio: rows.columns.value[n] / stock.get(key(n, rows.unit(n).kernel)),
+    return { kernel: rows.unit(n).kernel, machine: rows.file(n).machine, ratio: rows.columns.value[n] / stock.get(key(n)),
       shape: `batch ${p.batch}, heads ${p.heads}, tokens ${p.tokens}, head_dim ${p.head_dim}`, ms: rows.columns.value[n] };
   });
   const spec = values.length ? { data: { values }, width: wide("speed"), height: { step: 22 }, encoding: { y: { field: "kernel", type: "nominal", sort: null, title: null } }, layer: [

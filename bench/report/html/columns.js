@@ -33,7 +33,7 @@ class Rows {
   filter(filters) {
     const { units, codes } = this.data;
     const unit = units.map((u, i) => (!filters.case || u.case === filters.case)
-      && (!filters.implementation || u.kernel.split("/")[0] === filters.implementation)
+      && (!filters.implementation || u.implementation === filters.implementation)
       && (!filters.fix || u.fix === filters.fix) && (!filters.dtype || u.dtype === filters.dtype)
       && (!filters.backend || u.backend === filters.backend));
     const machine = codes.machine.map((m) => !filters.machine || m === filters.machine);

@@ -25,7 +25,7 @@ from bench.check.stale import is_stale, stale_cases
 from bench.files.load import Found, Loaded, submission_files
 from bench.files.records import Row, Submission, sha256_text, unit_id
 from bench.files.store import BadFile, read_submission, short
-from bench.report.answers import answer_table, fix_of, is_answer
+from bench.report.answers import answer_table, is_answer
 from bench.report.current import CURRENT, OLDER, STALE, Entry, states
 from bench.report.early_warning import peak
 from bench.report.tables import Cell, awaited_of, headline, is_fine
@@ -166,7 +166,8 @@ class PageData:
                 "case": row.case,
                 "version": row.case_version,
                 "kernel": row.kernel,
-                "fix": fix_of(row),
+                "implementation": row.implementation,
+                "fix": row.fix,
                 "backend": row.backend,
                 "dtype": row.dtype,
                 "params": row.params,
@@ -181,7 +182,7 @@ class PageData:
 
     def _curve(self, row: Row, found: Found, number: int) -> None:
         """Loss and largest ‖W_Q‖₂ of the first seed's runs with stock and the best known fixes."""
-        if fix_of(row) not in CURVE_FIXES or row.params.get("seed") != 0:
+        if row.fix not in CURVE_FIXES or row.params.get("seed") != 0:
             return
         if len({c["machine"] for c in self.curves} | {found.machine}) > MAX_CURVE_MACHINES:
             return
