@@ -20,10 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from backends.base import Backend, Kernel
+from bench.files.records import Row
 from bench.measure.inputs import Inputs, digest, stack_seeds
 from bench.measure.metrics import input_metrics, output_metrics
 from bench.measure.numerics import FORMATS
 from bench.measure.reference import Reference, attention_reference
+from cases import known_case
 
 Metrics = dict[str, float]
 MAX_ERROR_ULP = 16.0  # mean |error| of O beyond which nothing else about it means anything
@@ -262,3 +264,22 @@ def question(case: Case) -> str:
 def documentation(case: Case) -> str:
     """The case's docstring, dedented: claim, source, inputs, meaning of the verdicts, findings."""
     return inspect.cleandoc(type(case).__doc__ or "")
+
+
+def headline(row: Row) -> Headline | None:
+    """How a row's case wants to be shown; None for a case that this version does not know."""
+    case = known_case(row.case)
+    return case.headline if case else None
+
+
+def cell_text(row: Row) -> str:
+    """`+0.219±0.003 biased`; what was not measured says why in one word."""
+    if row.status != "ok":
+        return row.status
+    shown = headline(row)
+    if shown is None or shown.metric not in row.metrics:
+        return row.verdict
+    text = shown.form.format(row.metrics[shown.metric])
+    if shown.sem and (sem := row.metrics.get(shown.sem)) is not None:
+        text += "±" + shown.form.replace("+", "").format(sem)
+    return f"{text} {row.verdict}"

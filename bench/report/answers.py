@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from bench.files.load import Found
 from bench.files.records import Row
 from bench.report.early_warning import healthy
-from bench.report.tables import Cell, Table, headline, is_fine
+from bench.report.tables import Cell, Table, is_fine
 from bench.report.training_runs import CASE as LADDER
 from bench.report.training_runs import TrainingRun, groups
+from cases.base import headline
 
 QUESTIONS = (
     "is stock biased?",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.files.labels import kernel_label, point_label, varying
 from bench.files.load import Found
 from bench.files.records import Row
-from bench.report.tables import Cell, Table, kernel_label, point_label, varying
+from bench.report.tables import Cell, Table
 
 PEERS = ("sdpa-flash/stock", "sdpa-cudnn/stock")  # every time is also given as a ratio to theirs
 PASSES = ("forward", "backward", "both")

@@ -9,10 +9,10 @@ from statistics import median
 
 import torch
 
+from bench.files.labels import kernel_labels
 from bench.files.load import Found
 from bench.files.records import Row
 from bench.measure.numerics import FORMATS
-from bench.report.tables import kernel_labels
 
 CASE = "crash/ladder"
 NOT_THE_SIZE = (

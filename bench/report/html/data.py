@@ -28,8 +28,8 @@ from bench.files.store import BadFile, read_submission, short
 from bench.report.answers import answer_table, is_answer
 from bench.report.current import CURRENT, OLDER, STALE, Entry, states
 from bench.report.early_warning import peak
-from bench.report.tables import Cell, awaited_of, headline, is_fine
-from cases.base import Headline
+from bench.report.tables import Cell, awaited_of, is_fine
+from cases.base import Headline, headline
 
 MAX_DETAILS = 24 * 2**20  # bytes of compressed details in a page
 STATES = (CURRENT, OLDER, STALE)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.files import labels
 from bench.files.load import Found, all_rows, load_all
 from bench.files.records import Row
-from bench.report import tables
 from bench.report.cases import run_tables
 from bench.report.current import current
 from bench.report.export import csv_report, json_report
@@ -25,10 +25,10 @@ from bench.report.render import (
 from bench.report.tables import (
     awaited,
     case_table,
-    cell_text,
     digest_table,
     summary_table,
 )
+from cases.base import cell_text
 from conftest import RunIt, committed_results
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -241,14 +241,14 @@ def test_the_same_bits_table_looks_at_a_row_once_not_once_for_every_row(
         machine = property(lambda self: f"machine-{self.index % 2}")  # type: ignore[assignment]
 
     looked = 0
-    original = tables.point
+    original = labels.point
 
     def counted(row: Row) -> dict[str, object]:
         nonlocal looked
         looked += 1
         return original(row)
 
-    monkeypatch.setattr(tables, "point", counted)
+    monkeypatch.setattr(labels, "point", counted)
     rows = [
         On(row(case="determinism/run_to_run", params={"n": n}, options={"tile": n}), None, n)
         for n in range(50)
