@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.check.stale import is_stale, stale_cases
-from bench.files.load import Found, Loaded, submission_files
+from bench.files.load import Found, Loaded, read_each
 from bench.files.records import Row, Submission, sha256_text, unit_id
-from bench.files.store import BadFile, read_submission, short
+from bench.files.store import short
 from bench.report.answers import answer_table, is_answer
 from bench.report.current import CURRENT, OLDER, STALE, Entry, states
 from bench.report.early_warning import peak
@@ -254,26 +254,17 @@ class PageData:
 
 def gather(paths: Sequence[Path], base: Path, links: str | None) -> tuple[PageData, list[str]]:
     """Read every submission at `paths`; a line for every file that is not one."""
-    data = PageData(base, links)
+    data, problems = PageData(base, links), []
     gc.disable()  # millions of small objects and no cycles: collections would look at them in vain
     try:
-        problems = _read_all(paths, data)
+        for item in read_each(paths, strict=False):
+            if isinstance(item, Loaded):
+                data.add(item)
+            else:
+                problems.append(short(f"{_name(item.path)}: {item.reason}"))
     finally:
         gc.enable()
     return data, problems
-
-
-def _read_all(paths: Sequence[Path], data: PageData) -> list[str]:
-    problems = []
-    for file in dict.fromkeys(file for path in paths for file in submission_files(path)):
-        try:
-            submission, text = read_submission(file, strict=False)
-        except BadFile as problem:
-            problems.append(short(f"{_name(file)}: {problem}"))
-            continue
-        line = text[: text.find('"rows": [')].count("\n") + 2
-        data.add(Loaded(file, submission, line))
-    return problems
 
 
 def compress(value: Any) -> str:
