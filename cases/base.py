@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from backends.base import Backend, Kernel
+from bench.files.load import Found
 from bench.files.records import Row
 from bench.measure.inputs import Inputs, digest, stack_seeds
 from bench.measure.metrics import input_metrics, output_metrics
@@ -27,7 +28,12 @@ from bench.measure.numerics import FORMATS
 from bench.measure.reference import Reference, attention_reference
 from cases import known_case
 
+if TYPE_CHECKING:
+    from cases.crash.runs import Group
+
 Metrics = dict[str, float]
+# A question of the answer table and of the sentences that a report makes.
+Subject = Literal["bias", "leak", "range", "drift", "crash", "cost"]
 MAX_ERROR_ULP = 16.0  # mean |error| of O beyond which nothing else about it means anything
 
 
@@ -93,6 +99,10 @@ class Case(Protocol):
     Params: type[CaseParams]
     headline: Headline
     outputs: tuple[str, ...]  # digests that every measured row must hold, besides `inputs`
+    timed: bool
+    compares_bits: bool
+    subject: Subject | None
+    told_at: Mapping[str, object]
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         """The problem of one seed, on the host."""
@@ -118,6 +128,12 @@ class Case(Protocol):
 
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         """The finding in one word, from parameters and metrics alone."""
+
+    def overview(self, found: Sequence[Found]) -> list[Group]:
+        """Training runs among the case's rows, whatever their file, that may be put side by side."""
+
+    def implausible(self, row: Row, peak_tflops: float | None) -> Iterator[str]:
+        """What no machine can have measured, besides what `bench.check.plausible` says of every row."""
 
 
 @runtime_checkable
@@ -148,6 +164,18 @@ class BaseCase:
     Params: ClassVar[type[CaseParams]]
     headline: ClassVar[Headline]
     outputs: ClassVar[tuple[str, ...]] = ("o",)  # digests that every measured row must hold
+
+    # A case describes itself: what runs, checks and shows its rows does not know it by its name.
+    timed: ClassVar[bool] = False  # the result is a time: nothing else may run meanwhile
+    compares_bits: ClassVar[bool] = False  # the digests are the result: machines are held side by side
+    subject: ClassVar[Subject | None] = None  # the question that its rows answer
+    told_at: ClassVar[Mapping[str, object]] = {}  # dtype and parameters of the rows that answer it
+
+    def overview(self, found: Sequence[Found]) -> list[Group]:
+        return []
+
+    def implausible(self, row: Row, peak_tflops: float | None) -> Iterator[str]:
+        return iter(())
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         raise NotImplementedError(f"{type(self).__name__}.inputs")

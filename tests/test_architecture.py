@@ -43,6 +43,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
             "bench.check.stale",
             "=cases",
             "cases.base",
+            "cases.crash.runs",  # groups of training runs, which it draws
         ),
     ),
     "bench.compare": ("bench.errors", "bench.measure", "bench.files", "=cases", "cases.base"),

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from bench.files.load import Found
 from bench.files.records import Row
 from bench.report.early_warning import healthy
+from bench.report.select import subject_of, training_groups
 from bench.report.tables import Cell, Table, is_fine
-from bench.report.training_runs import CASE as LADDER
-from bench.report.training_runs import TrainingRun, groups
 from cases.base import headline
+from cases.crash.runs import TrainingRun
 
 QUESTIONS = (
     "is stock biased?",
@@ -68,7 +68,7 @@ def is_answer(row: Row) -> bool:
     """Whether the answer table may look at this row."""
     if row.status != "ok":
         return False
-    if row.case in (LADDER, "speed/attention"):
+    if subject_of(row) in ("crash", "cost"):
         return True
     points = {"bias/tie_break": BIAS_POINT, "bias/leak": LEAK_POINT}
     return row.case in points and row.dtype == "bfloat16" and _at(row, points[row.case])
@@ -118,7 +118,7 @@ def _crashes(found: Sequence[Found]) -> Cell:
     """Stock by mantissa bits: `yes at M=1: step 1082 to 1278 (3 of 3 runs); no at M=2 to step 1500`."""
     lines = [
         (group, label, [run for run in group.runs if run.label == label])
-        for group in groups(found)
+        for group in training_groups(found)
         for label in dict.fromkeys(run.label for run in group.runs if run.is_stock)
     ]
     if not lines:
@@ -143,7 +143,7 @@ def _crash(at: str, runs: Sequence[TrainingRun]) -> str:
     return f"yes {at}: step {span} ({len(steps)} of {len(runs)} run{'s'[: len(runs) != 1]})"
 
 
-Place = tuple[object, ...]  # the case, then what a fix and the stock that it is held against share
+Place = tuple[object, ...]  # the subject, then what a fix and the stock that it is held against share
 
 
 @dataclass(frozen=True)
@@ -164,15 +164,15 @@ class Outcome:
 def _outcomes(found: Sequence[Found]) -> list[Outcome]:
     """Leaks by kernel; trainings by model (size and dtype), implementation, M and seed."""
     leaks = [
-        Outcome(f, (f.row.case, f.row.implementation), not is_fine(f.row.verdict))
+        Outcome(f, ("leak", f.row.implementation), not is_fine(f.row.verdict))
         for f in found
         if f.row.case == "bias/leak" and is_answer(f.row)
     ]
     runs = []
-    for model, group in enumerate(groups(found)):
+    for model, group in enumerate(training_groups(found)):
         sick = {id(run) for run in healthy(group.runs)[1]}
         for run in group.runs:
-            place = (LADDER, model, run.row.implementation, run.bits, run.seed)
+            place = ("crash", model, run.row.implementation, run.bits, run.seed)
             runs.append(Outcome(run.found, place, run.exploded, run.step, id(run) in sick))
     return leaks + runs
 
@@ -213,8 +213,8 @@ def _tried(tried: Sequence[Outcome], failing: Iterable[Place]) -> str:
     """`tried on 3 of 7 leaking kernels, 1 of 9 exploded runs`: of all places where stock failed."""
     places = {outcome.place for outcome in tried}
     parts = []
-    for case, word in (("bias/leak", "leaking kernel"), (LADDER, "exploded run")):
-        of = [place for place in failing if place[0] == case]
+    for subject, word in (("leak", "leaking kernel"), ("crash", "exploded run")):
+        of = [place for place in failing if place[0] == subject]
         if of:
             own = len(places.intersection(of))
             parts.append(f"{own} of {len(of)} {word}{'s'[: len(of) != 1]}")

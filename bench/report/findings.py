@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from bench.files.load import Found
 from bench.files.records import Row
 from bench.report.early_warning import SICK, healthy
-from bench.report.training_runs import CASE as LADDER
-from bench.report.training_runs import groups, is_complete, mantissa_bits
+from bench.report.select import subject_of, training_groups
+from cases.crash.runs import is_complete, mantissa_bits
 
 
 def findings(rows: Sequence[Row], beside: Sequence[Row] = ()) -> list[str]:
@@ -140,7 +140,7 @@ def _crash(rows: Sequence[Row], beside: Sequence[Row]) -> list[str]:
     """`crash/ladder`, a sentence for each number of mantissa bits: which kernels explode, and when."""
     kernels_at: dict[int, dict[str, list[Row]]] = {}
     for row in rows:
-        if row.case == LADDER and is_complete(row):
+        if subject_of(row) == "crash" and is_complete(row):
             kernels_at.setdefault(mantissa_bits(row), {}).setdefault(row.kernel, []).append(row)
     # Both: of two runs of one training the longer hides the shorter.
     sick = _sick(rows) | _sick([*rows, *beside])
@@ -170,7 +170,7 @@ def _crash(rows: Sequence[Row], beside: Sequence[Row]) -> list[str]:
 
 def _sick(rows: Sequence[Row]) -> set[int]:
     """The ids of stable rows whose row maxima are far beyond the healthiest run's."""
-    together = groups([Found(row, None, i) for i, row in enumerate(rows)])
+    together = training_groups([Found(row, None, i) for i, row in enumerate(rows)])
     return {id(run.row) for group in together for run in healthy(group.runs)[1]}
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UsageError
 from bench.files.load import Loaded, all_rows
 from bench.report.current import current
-from bench.report.training_runs import Group, TrainingRun, groups, median_step
+from bench.report.select import training_groups
+from cases.crash.runs import Group, TrainingRun, median_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def figures(loaded: list[Loaded]) -> dict[str, str]:
         import matplotlib
     except ImportError:
         raise UsageError("matplotlib is not installed: pip install matplotlib -c constraints.txt") from None
-    chosen = groups(current(all_rows(loaded)).rows)
+    chosen = training_groups(current(all_rows(loaded)).rows)
     if not chosen:
         raise UsageError("no finished runs of crash/ladder in these files: nothing to draw")
     made: dict[str, str] = {}

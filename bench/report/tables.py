@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from bench.files.labels import kernel_labels, kernel_names, point_label, varying
 from bench.files.load import Found
 from bench.files.records import Row
-from cases import CASES, load_case
+from cases import known_case
 from cases.base import cell_text, headline, question
 
 AWAITED = {
@@ -59,7 +59,8 @@ def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
         at = columns.index(point_label(f.row, names) or "all")
         line[at] = Cell(cell_text(f.row), f.row.verdict, f)
     shown = headline(rows[0])
-    note = question(load_case(case)) if case in CASES else ""
+    known = known_case(case)
+    note = question(known) if known else ""
     if shown:
         note += f" Cells: {shown.label}; verdict."
     return Table(f"{case} · {machine}", note, columns, list(grid.items()))
@@ -130,7 +131,7 @@ def digest_table(found: Sequence[Found]) -> Table:
         machines,
         corner="case · kernel · point",
     )
-    chosen = [f for f in found if f.row.case.startswith("determinism/") and f.row.status == "ok"]
+    chosen = [f for f in found if f.row.status == "ok" and _compares_bits(f.row.case)]
     rows = [f.row for f in chosen]
     names = {
         case: varying([row for row in rows if row.case == case])
@@ -161,6 +162,11 @@ def digest_table(found: Sequence[Found]) -> Table:
             cells.append(Cell(", ".join(texts), own[0].row.verdict, own[0]))
         table.rows.append((label, cells))
     return table
+
+
+def _compares_bits(case: str) -> bool:
+    known = known_case(case)
+    return known is not None and known.compares_bits
 
 
 def awaited(found: Sequence[Found]) -> list[str]:

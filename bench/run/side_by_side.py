@@ -1,7 +1,7 @@
 """Units side by side in processes of their own, for runs of many small ones (`run --jobs N`).
 
 Every unit is measured as in a serial run, in an interpreter that knows only the unit's names. What is
-timed (`speed/…`) is never run beside anything else: the engine measures that alone, afterwards.
+timed is never run beside anything else: the engine measures that alone, afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Measure = Callable[[Unit], Row]
 
 def may_share(unit: Unit) -> bool:
     """False for a unit whose result is a time, and for one that keeps checkpoints and reports progress."""
-    return not (unit.case.startswith("speed/") or isinstance(load_case(unit.case), LongCase))
+    case = load_case(unit.case)
+    return not (case.timed or isinstance(case, LongCase))
 
 
 def measure_side_by_side(

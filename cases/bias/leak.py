@@ -61,6 +61,8 @@ class Leak(BaseCase):
     Params = Params
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline("leak_mean", "mean rowsum(dS), exactly 0 in exact arithmetic", "{:+.1e}", "leak_sem")
+    subject = "leak"
+    told_at = {"dtype": "bfloat16", "repeats": 2, "gap": 12.0, "other_values": "same_sign"}
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)

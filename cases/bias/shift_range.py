@@ -44,6 +44,8 @@ class ShiftRange(BaseCase):
     name = "bias/shift_range"
     Params = Params
     headline = Headline("row_max_limit", "largest safe |row maximum|", "{:.4g}", worst="low")
+    subject = "range"
+    told_at = {"dtype": "bfloat16", "sign": "positive"}
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)

@@ -50,6 +50,8 @@ class TieBreak(BaseCase):
     name = "bias/tie_break"
     Params = Params
     headline = BIAS_HEADLINE
+    subject = "bias"
+    told_at = {"dtype": "bfloat16", "repeats": 2, "gap": 12.0, "value_sign": "mixed"}
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)

@@ -133,6 +133,15 @@ class Drift(BaseCase):
         "{:.4f}",
         "drift_abs_sem",
     )
+    subject = "drift"
+    told_at = {
+        "dtype": "bfloat16",
+        "repeats": 2,
+        "gap": 12.0,
+        "values": "fresh",
+        "other_values": "same_sign",
+        "eps": 2.0**-13,
+    }
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         """The problems of a seed; q is that of the W_Q of the start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from backends.base import Backend, Kernel, Unsupported
+from bench.files.load import Found
 from bench.measure.inputs import digest, tensor_bytes
 from bench.measure.numerics import FORMATS
 from cases.algorithms import algorithms
@@ -21,6 +23,7 @@ from cases.crash.detector import outcome
 from cases.crash.documents import documents
 from cases.crash.language import tokens
 from cases.crash.model import Size, fresh_model, initial_weights
+from cases.crash.runs import Group, groups
 from cases.crash.signals import draws
 from cases.crash.steps import Recipe
 from cases.crash.train import (
@@ -106,6 +109,7 @@ class Ladder(BaseCase):
     Params = Params
     outputs = ("loss",)
     headline = Headline("best_loss", "best loss, nats", "{:.2f}")
+    subject = "crash"
 
     def run(
         self, kernel: Kernel, backend: Backend, params: CaseParams, dtype: torch.dtype, seeds: int
@@ -159,6 +163,9 @@ class Ladder(BaseCase):
         if math.isfinite(crash):
             return f"exploded@{crash:.0f}"
         return "spike" if metrics["spikes"] > 0 else f"stable@{metrics['steps_run']:.0f}"
+
+    def overview(self, found: Sequence[Found]) -> list[Group]:
+        return groups(found)
 
 
 def _refuse(kernel: Kernel, dtype: torch.dtype, seeds: int) -> None:

@@ -34,6 +34,7 @@ class BatchInvariance(BaseCase):
 
     name = "determinism/batch_invariance"
     Params = ProblemParams
+    compares_bits = True
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline("differing_max", "largest share of values that change with the batch", "{:.3g}")
 

@@ -36,6 +36,7 @@ class RunToRun(BaseCase):
 
     name = "determinism/run_to_run"
     Params = Params
+    compares_bits = True
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline("distinct_max", "different results of one call", "{:.0f}")
 

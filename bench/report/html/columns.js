@@ -24,6 +24,7 @@ class Rows {
   }
 
   unit(n) { return this.data.units[this.columns.unit[n]]; }
+  case(n) { return this.data.cases[this.unit(n).case]; }
   file(n) { return this.data.files[this.columns.file[n]]; }
   code(name, n) { return this.data.codes[name][this.columns[name][n]]; }
   current(n) { return this.columns.state[n] === 0; }

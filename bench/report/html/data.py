@@ -29,6 +29,7 @@ from bench.report.answers import answer_table, is_answer
 from bench.report.current import CURRENT, OLDER, STALE, Entry, states
 from bench.report.early_warning import peak
 from bench.report.tables import Cell, awaited_of, is_fine
+from cases import known_case
 from cases.base import Headline, headline
 
 MAX_DETAILS = 24 * 2**20  # bytes of compressed details in a page
@@ -70,6 +71,7 @@ class PageData:
     details_size: int = 0
     full: bool = False  # no block more
     units: list[dict[str, Any]] = field(default_factory=list)
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)  # what charts and tables need of them
     headlines: list[Headline | None] = field(default_factory=list)  # by unit
     unit_codes: dict[tuple[Any, ...], int] = field(default_factory=dict)
     bits: Codes = field(default_factory=Codes)
@@ -160,6 +162,7 @@ class PageData:
             return known
         shown = headline(row)
         self.headlines.append(shown)
+        self.cases.setdefault(row.case, _described(row.case))
         self.units.append(
             {
                 "id": unit_id(row),
@@ -231,6 +234,7 @@ class PageData:
         return {
             "files": self.files,
             "units": self.units,
+            "cases": self.cases,
             "codes": {
                 "verdict": list(self.verdicts),
                 "status": list(self.statuses),
@@ -250,6 +254,16 @@ class PageData:
             "awaited": awaited_of(self.machines),
             "inlined": len(self.blocks),
         }
+
+
+def _described(name: str) -> dict[str, Any]:
+    """How a case describes itself; one that this version does not know says nothing."""
+    case = known_case(name)
+    return {
+        "subject": case.subject if case else None,
+        "told_at": dict(case.told_at) if case else {},
+        "compares_bits": case is not None and case.compares_bits,
+    }
 
 
 def gather(paths: Sequence[Path], base: Path, links: str | None) -> tuple[PageData, list[str]]:

@@ -1,4 +1,4 @@
-"""The training runs of `crash/ladder` that may be put side by side: one machine, one model, one recipe."""
+"""Training runs from rows, in groups that may be put side by side: one machine, one model, one recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from bench.files.load import Found
 from bench.files.records import Row
 from bench.measure.numerics import FORMATS
 
-CASE = "crash/ladder"
 NOT_THE_SIZE = (
     "seed",
     "steps",
@@ -91,10 +90,10 @@ class Group:
 
 
 def groups(found: Sequence[Found]) -> list[Group]:
-    """The ladder's finished runs by machine and size, in order of appearance."""
+    """The finished runs of one case by machine and size, in order of appearance."""
     by_size: dict[str, list[Found]] = {}
     for f in found:
-        if f.row.case == CASE and f.row.status == "ok" and is_complete(f.row):
+        if f.row.status == "ok" and is_complete(f.row):
             key = repr((f.machine, f.row.backend, f.row.dtype, sorted(_size(f.row).items())))
             by_size.setdefault(key, []).append(f)
     return [_group(members) for members in by_size.values()]
