@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from bench.files.load import Found
 from bench.files.records import Row
-from bench.report.early_warning import healthy
-from bench.report.select import subject_of, training_groups
+from bench.report.select import is_told, sick_rows, subject_of, told, training_groups, varied
 from bench.report.tables import Cell, Table, is_fine
-from cases.base import headline
+from cases.base import Subject
 from cases.crash.runs import TrainingRun
 
 QUESTIONS = (
@@ -42,8 +41,7 @@ FIXES = (
     "consistent_l",
     "stochastic",
 )
-BIAS_POINT = {"repeats": 2, "gap": 12.0, "value_sign": "mixed"}
-LEAK_POINT = {"repeats": 2, "gap": 12.0, "other_values": "same_sign"}
+SUBJECTS: tuple[Subject, ...] = ("bias", "leak", "crash", "cost")  # what the questions are answered from
 
 
 def answer_table(found: Sequence[Found]) -> Table:
@@ -66,37 +64,19 @@ def _order(key: tuple[str, str]) -> tuple[str, bool, str]:
 
 def is_answer(row: Row) -> bool:
     """Whether the answer table may look at this row."""
-    if row.status != "ok":
-        return False
-    if subject_of(row) in ("crash", "cost"):
-        return True
-    points = {"bias/tie_break": BIAS_POINT, "bias/leak": LEAK_POINT}
-    return row.case in points and row.dtype == "bfloat16" and _at(row, points[row.case])
-
-
-def _at(row: Row, point: dict[str, object]) -> bool:
-    return all(row.params.get(name) == value for name, value in point.items())
-
-
-def _of(found: Sequence[Found], case: str, fix: str) -> list[Found]:
-    return [f for f in found if f.row.case == case and is_answer(f.row) and f.row.fix == fix]
-
-
-def _value(f: Found) -> float:
-    shown = headline(f.row)
-    return f.row.metrics.get(shown.metric, 0.0) if shown else 0.0
+    return subject_of(row) in SUBJECTS and is_told(row)
 
 
 def _biased(found: Sequence[Found]) -> Cell:
-    rows = [f for f in _of(found, "bias/tie_break", "stock") if f.row.params.get("row_jitter") != 0]
-    return _split(rows, "{:+.2f} ulp", "biased")
+    rows = varied(told(found, "bias", "stock"))
+    return _split(rows, "aligned_ulp_mean", "{:+.2f} ulp", "biased")
 
 
 def _leaks(found: Sequence[Found]) -> Cell:
-    return _split(_of(found, "bias/leak", "stock"), "{:+.0e}", "leaking")
+    return _split(told(found, "leak", "stock"), "leak_mean", "{:+.0e}", "leaking")
 
 
-def _split(rows: list[Found], form: str, word: str) -> Cell:
+def _split(rows: list[Found], metric: str, form: str, word: str) -> Cell:
     """`2 of 4: sdpa-flash +0.18 ulp, …` with the largest first; leads to the largest.
 
     A kernel counts once, with its worst row.
@@ -104,12 +84,12 @@ def _split(rows: list[Found], form: str, word: str) -> Cell:
     if not rows:
         return Cell(NOT_MEASURED)
     kernels: dict[str, Found] = {}
-    for f in sorted(rows, key=lambda f: (is_fine(f.row.verdict), -abs(_value(f)))):
+    for f in sorted(rows, key=lambda f: (is_fine(f.row.verdict), -abs(f.row.metrics[metric]))):
         kernels.setdefault(f.row.implementation, f)
     bad = {name: f for name, f in kernels.items() if not is_fine(f.row.verdict)}
     if not bad:
         return Cell(f"no, none of {len(kernels)} kernels", "pass", rows[0])
-    named = ", ".join(f"{name} {form.format(_value(f))}" for name, f in bad.items())
+    named = ", ".join(f"{name} {form.format(f.row.metrics[metric])}" for name, f in bad.items())
     worst = next(iter(bad.values()))
     return Cell(f"{word}: {len(bad)} of {len(kernels)}: {named}", worst.row.verdict, worst)
 
@@ -164,16 +144,14 @@ class Outcome:
 def _outcomes(found: Sequence[Found]) -> list[Outcome]:
     """Leaks by kernel; trainings by model (size and dtype), implementation, M and seed."""
     leaks = [
-        Outcome(f, ("leak", f.row.implementation), not is_fine(f.row.verdict))
-        for f in found
-        if f.row.case == "bias/leak" and is_answer(f.row)
+        Outcome(f, ("leak", f.row.implementation), not is_fine(f.row.verdict)) for f in told(found, "leak")
     ]
-    runs = []
-    for model, group in enumerate(training_groups(found)):
-        sick = {id(run) for run in healthy(group.runs)[1]}
+    runs, models = [], training_groups(found)
+    sick = sick_rows(models)
+    for model, group in enumerate(models):
         for run in group.runs:
             place = ("crash", model, run.row.implementation, run.bits, run.seed)
-            runs.append(Outcome(run.found, place, run.exploded, run.step, id(run) in sick))
+            runs.append(Outcome(run.found, place, run.exploded, run.step, id(run.row) in sick))
     return leaks + runs
 
 
@@ -233,13 +211,13 @@ def _failures(bad: Sequence[Found]) -> str:
 
 def _cost(found: Sequence[Found]) -> Cell:
     """Largest time ratio of each fix over stock of the same implementation, shape and dtype."""
-    stock = {_shape(f.row): f for f in _of(found, "speed/attention", "stock")}
+    stock = {_shape(f.row): f for f in told(found, "cost", "stock")}
     parts: list[str] = []
     first: Found | None = None
     for fix in FIXES:
         pairs = [
             (f.row.metrics["both_ms"] / stock[_shape(f.row)].row.metrics["both_ms"], f)
-            for f in _of(found, "speed/attention", fix)
+            for f in told(found, "cost", fix)
             if _shape(f.row) in stock
         ]
         if pairs:

@@ -38,6 +38,8 @@ class TileSize(TieBreak):
 
     name = "bias/tile_size"
     Params = Params  # type: ignore[assignment]
+    subject = None  # type: ignore[assignment]  # `bias/tie_break` answers that
+    told_at = {}
 
     def inputs(self, params: CaseParams, dtype: torch.dtype, seed: int) -> Inputs:
         assert isinstance(params, Params)

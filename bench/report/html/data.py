@@ -25,9 +25,10 @@ from bench.check.stale import is_stale, stale_cases
 from bench.files.load import Found, Loaded, read_each
 from bench.files.records import Row, Submission, sha256_text, unit_id
 from bench.files.store import short
-from bench.report.answers import answer_table, is_answer
+from bench.report.answers import SUBJECTS, answer_table, is_answer
 from bench.report.current import CURRENT, OLDER, STALE, Entry, states
 from bench.report.early_warning import peak
+from bench.report.select import NEEDED
 from bench.report.tables import Cell, awaited_of, is_fine
 from cases import known_case
 from cases.base import Headline, headline
@@ -49,7 +50,7 @@ COLUMNS = (
     "predicted",
     "index",
 )
-ANSWER_METRICS = ("aligned_ulp_mean", "leak_mean", "crash_step", "steps_run", "best_loss", "both_ms")
+ANSWER_METRICS = [name for subject in SUBJECTS for name in NEEDED[subject]]
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
