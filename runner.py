@@ -284,7 +284,7 @@ def _print_run(planned: PlannedRun, as_json: bool) -> None:
     print()
     for table in run_tables(found, planned.machine.slug):
         print(text_table(table), end="\n\n")
-    for line in findings(rows):
+    for line in findings(found):
         print(f"* {line}")
     print(f"\nresult file: {planned.path}")
     print(f"next: python runner.py validate {planned.path}")

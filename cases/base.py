@@ -10,23 +10,31 @@ from __future__ import annotations
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import get_original_bases
 
 from backends.base import Backend, Kernel
+from bench.files.load import Found
+from bench.files.records import Row
 from bench.measure.inputs import Inputs, stack_seeds
 from bench.measure.metrics import input_metrics
 from bench.measure.numerics import FORMATS
 from bench.measure.reference import Reference, attention_reference
+from cases.headline import Headline
+
+if TYPE_CHECKING:
+    from cases.crash.runs import Group
 
 Metrics = dict[str, float]
+# A question of the answer table and of the sentences that a report makes.
+Subject = Literal["bias", "leak", "range", "drift", "crash", "cost"]
 MAX_ERROR_ULP = 16.0  # mean |error| of O beyond which nothing else about it means anything
 T = TypeVar("T")
 
@@ -67,17 +75,6 @@ class Workspace:
 
     folder: Path
     say: Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Headline:
-    """The metric that reports show: its name, what it says, how it is written, its standard error."""
-
-    metric: str
-    label: str  # with the unit
-    form: str = "{:+.3f}"
-    sem: str | None = None
-    worst: Literal["high", "low"] = "high"  # which end of |value| a summary shows
 
 
 class Problem(Generic[P]):
@@ -142,6 +139,9 @@ class Case(ABC, Generic[P]):
     # It trains for hours: keeps checkpoints in a workspace, goes on where it was cut, and runs on every
     # process of a torchrun. Its UsageErrors end the run instead of becoming a row.
     long: ClassVar[bool] = False
+    compares_bits: ClassVar[bool] = False  # the digests are the result: machines are held side by side
+    subject: ClassVar[Subject | None] = None  # the question of a report that its rows answer
+    told_at: ClassVar[Mapping[str, object]] = {}  # dtype and parameters of the rows that answer it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -213,3 +213,11 @@ class Case(ABC, Generic[P]):
     @abstractmethod
     def verdict(self, params: P, metrics: Metrics) -> str:
         """The finding in one word, from parameters and metrics alone."""
+
+    def overview(self, found: Sequence[Found]) -> list[Group]:
+        """Training runs among the case's rows, whatever their file, that may be put side by side."""
+        return []
+
+    def implausible(self, row: Row, peak_tflops: float | None) -> Iterator[str]:
+        """What no machine can have measured, besides what `bench.check.plausible` says of every row."""
+        return iter(())

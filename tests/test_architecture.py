@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -13,6 +14,7 @@ import pytest
 
 from backends import ABLATION_NAMES, BACKENDS, FIX_NAMES, KNOWN_KERNELS
 from backends.kernels.fixes import ABLATIONS, FIXES
+from bench.report.select import NEEDED
 from bench.run.registry import load_backend
 from cases import CASES, load_case
 from cases.base import Case
@@ -35,17 +37,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("=backends", "=cases", "cases.base"),
     ),
     "bench.report": (
-        *(
-            "=bench",
-            "bench.errors",
-            "bench.measure",
-            "bench.files",
-            "bench.check.stale",
-            "=cases",
-            "cases.base",
-        ),
+        *("=bench", "bench.errors", "bench.files", "bench.check.stale", "=cases", "cases.headline"),
+        "cases.crash.runs",  # groups of training runs, which it draws
     ),
-    "bench.compare": ("bench.errors", "bench.measure", "bench.files", "=cases", "cases.base"),
+    "bench.compare": ("bench.errors", "bench.measure", "bench.files", "cases.headline"),
     "bench.tools": ("bench", "backends", "cases"),
     "cases": ("bench.errors", "bench.measure", "bench.files", "backends.base"),
     "backends": ("bench.measure",),
@@ -153,6 +148,24 @@ def pairs(line: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         return list(zip(target.elts, value.elts, strict=True))
     return [(target, value)]
+
+
+def test_no_room_knows_a_case_by_its_name() -> None:
+    """What a room must know of a case, the case says of itself."""
+    groups = "|".join({name.partition("/")[0] for name in CASES})
+    quoted = re.compile(f"[\"']({groups})/")
+    for path in (ROOT / "runner.py", *(ROOT / "bench").rglob("*.py"), *(ROOT / "bench").rglob("*.js")):
+        if not {"tools", "vendor"} & set(path.parts):
+            assert not quoted.search(path.read_text()), path
+
+
+def test_a_question_is_answered_by_one_case_at_a_point_that_it_has() -> None:
+    subjects = [case.subject for name in CASES if (case := load_case(name)).subject is not None]
+    assert sorted(subjects) == sorted(NEEDED)
+    for name in CASES:
+        case = load_case(name)
+        assert case.told_at.keys() <= {"dtype", *case.Params.model_fields}, name
+        case.Params(**{key: value for key, value in case.told_at.items() if key != "dtype"})
 
 
 @pytest.mark.parametrize("name", BACKENDS)

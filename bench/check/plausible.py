@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from bench.files.records import Facts, Row
-from cases.speed.attention import Params, operations
+from cases import known_case
 
 # Dense matrix throughput in BF16 and FP16 with FP32 accumulation, TFLOP/s, at boost clock, as the makers
 # state it. The first pattern found in the accelerator's name counts, so variants come first.
@@ -30,10 +30,7 @@ PEAKS: tuple[tuple[str, float, str], ...] = (
     (r"\b3090\b", 71, "NVIDIA GA102 architecture paper"),
     (r"910b", 400, "Huawei Ascend 910B, the fastest bin; bins range from 280 to 400"),
 )
-# A boost clock is a promise, not a limit: cards run up to a tenth above it.
-TOLERANCE = 1.10
 LARGEST = 1e30
-PASSES = ("forward", "backward", "both")
 
 
 def peak_tflops(backend: Facts) -> float | None:
@@ -50,8 +47,8 @@ def implausible(row: Row, backend: Facts) -> Iterator[str]:
             yield f"metrics.{name}: {value} is beyond any measurement"
         elif math.isfinite(value) and not low <= value <= high:
             yield f"metrics.{name}: {value} is not between {low:g} and {high:g}"
-    if row.case == "speed/attention":
-        yield from _speed(row, peak_tflops(backend))
+    if case := known_case(row.case):
+        yield from case.implausible(row, peak_tflops(backend))
 
 
 def _range(name: str) -> tuple[float, float]:
@@ -62,21 +59,3 @@ def _range(name: str) -> tuple[float, float]:
     if name.endswith("_sem") or name.startswith("abs_"):
         return 0.0, LARGEST
     return -LARGEST, LARGEST
-
-
-def _speed(row: Row, peak: float | None) -> Iterator[str]:
-    params = Params.model_validate(row.params)
-    for name in PASSES:
-        keys = [f"{name}{end}" for end in ("_p10_ms", "_ms", "_p90_ms", "_tflops")]
-        if missing := [key for key in keys if key not in row.metrics]:
-            yield f"metrics: '{missing[0]}' is missing"
-            continue
-        p10, median, p90, tflops = (row.metrics[key] for key in keys)
-        if not 0 < p10 <= median <= p90 < math.inf:
-            yield f"metrics.{name}_ms: {p10}, {median}, {p90} are no quantiles of a time"
-            continue
-        expected = operations(params, row.seeds, name) / (median * 1e-3) / 1e12
-        if not math.isclose(tflops, expected, rel_tol=1e-9):
-            yield f"metrics.{name}_tflops: {tflops}, but its time gives {expected:.6g}"
-        if peak is not None and not expected <= peak * TOLERANCE:
-            yield f"metrics.{name}_ms: {expected:.4g} TFLOP/s, above the chip's peak of {peak:g}"

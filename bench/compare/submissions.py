@@ -9,8 +9,9 @@ from typing import Any
 
 from tabulate import tabulate
 
+from bench.files.labels import point_label, varying
 from bench.files.records import Row, Submission
-from bench.report.tables import cell_text, headline, point_label, varying
+from cases.headline import cell_text, headline
 
 # The order of computation: the first stage that differs is where two machines part.
 STAGES = ("inputs", "weights", "batches", "o", "lse", "dq", "dk", "dv", "loss")

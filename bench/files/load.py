@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,14 @@ class Loaded:
 
     def line_of(self, index: int) -> int:
         return self.first_row_line + index
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that is no submission, and why."""
+
+    path: Path
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -61,17 +69,28 @@ def submission_files(path: Path) -> list[Path]:
     return sorted(p for p in path.rglob("*.json") if not p.name.startswith("."))
 
 
+def read_each(paths: Sequence[Path], strict: bool = True) -> Iterator[Loaded | LeftOut]:
+    """The files at `paths` one by one, each once: no more than one is in memory, unless the caller keeps it.
+
+    Args: strict: as of `read_submission`. Raises UsageError for a path that does not exist.
+    """
+    for file in dict.fromkeys(file for path in paths for file in submission_files(path)):
+        try:
+            submission, text = read_submission(file, strict)
+        except BadFile as problem:
+            yield LeftOut(file, str(problem))
+            continue
+        yield Loaded(file, submission, text[: text.find('"rows": [')].count("\n") + 2)
+
+
 def load_all(paths: Sequence[Path]) -> tuple[list[Loaded], list[str]]:
     """Every readable submission at `paths`, and a line for every file that is not one."""
     loaded, problems = [], []
-    for file in dict.fromkeys(file for path in paths for file in submission_files(path)):
-        try:
-            submission, text = read_submission(file)
-        except BadFile as problem:
-            problems.append(f"{file}: {problem}")
-            continue
-        line = text[: text.find('"rows": [')].count("\n") + 2
-        loaded.append(Loaded(file, submission, line))
+    for item in read_each(paths):
+        if isinstance(item, Loaded):
+            loaded.append(item)
+        else:
+            problems.append(f"{item.path}: {item.reason}")
     return loaded, problems
 
 

@@ -78,6 +78,21 @@ class Row(Record):
     def key(self) -> str:
         return row_key(self)
 
+    @property
+    def implementation(self) -> str:
+        """`eager-fused` of `eager-fused/stabilized`."""
+        return self.kernel.partition("/")[0]
+
+    @property
+    def fix(self) -> str:
+        """`stabilized` of `eager-fused/stabilized`."""
+        return self.kernel.partition("/")[2]
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether the kernel is an implementation without a fix."""
+        return self.fix == "stock"
+
 
 KEY_FIELDS = ("case", "case_version", "kernel", "backend", "dtype", "params", "options", "seeds")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from bench.files.load import Found
 from bench.files.records import Row
-from bench.report.early_warning import healthy
-from bench.report.tables import Cell, Table, headline, implementation, is_fine
-from bench.report.training_runs import CASE as LADDER
-from bench.report.training_runs import TrainingRun, groups
+from bench.report.select import is_told, sick_rows, subject_of, told, training_groups, varied
+from bench.report.tables import Cell, Table, is_fine
+from cases.base import Subject
+from cases.crash.runs import TrainingRun
 
 QUESTIONS = (
     "is stock biased?",
@@ -41,8 +41,7 @@ FIXES = (
     "consistent_l",
     "stochastic",
 )
-BIAS_POINT = {"repeats": 2, "gap": 12.0, "value_sign": "mixed"}
-LEAK_POINT = {"repeats": 2, "gap": 12.0, "other_values": "same_sign"}
+SUBJECTS: tuple[Subject, ...] = ("bias", "leak", "crash", "cost")  # what the questions are answered from
 
 
 def answer_table(found: Sequence[Found]) -> Table:
@@ -65,42 +64,19 @@ def _order(key: tuple[str, str]) -> tuple[str, bool, str]:
 
 def is_answer(row: Row) -> bool:
     """Whether the answer table may look at this row."""
-    if row.status != "ok":
-        return False
-    if row.case in (LADDER, "speed/attention"):
-        return True
-    points = {"bias/tie_break": BIAS_POINT, "bias/leak": LEAK_POINT}
-    return row.case in points and row.dtype == "bfloat16" and _at(row, points[row.case])
-
-
-def _at(row: Row, point: dict[str, object]) -> bool:
-    return all(row.params.get(name) == value for name, value in point.items())
-
-
-def _of(found: Sequence[Found], case: str, fix: str) -> list[Found]:
-    return [f for f in found if f.row.case == case and is_answer(f.row) and fix_of(f.row) == fix]
-
-
-def fix_of(row: Row) -> str:
-    """`stabilized` of `eager-fused/stabilized`."""
-    return row.kernel.partition("/")[2]
-
-
-def _value(f: Found) -> float:
-    shown = headline(f.row)
-    return f.row.metrics.get(shown.metric, 0.0) if shown else 0.0
+    return subject_of(row) in SUBJECTS and is_told(row)
 
 
 def _biased(found: Sequence[Found]) -> Cell:
-    rows = [f for f in _of(found, "bias/tie_break", "stock") if f.row.params.get("row_jitter") != 0]
-    return _split(rows, "{:+.2f} ulp", "biased")
+    rows = varied(told(found, "bias", "stock"))
+    return _split(rows, "aligned_ulp_mean", "{:+.2f} ulp", "biased")
 
 
 def _leaks(found: Sequence[Found]) -> Cell:
-    return _split(_of(found, "bias/leak", "stock"), "{:+.0e}", "leaking")
+    return _split(told(found, "leak", "stock"), "leak_mean", "{:+.0e}", "leaking")
 
 
-def _split(rows: list[Found], form: str, word: str) -> Cell:
+def _split(rows: list[Found], metric: str, form: str, word: str) -> Cell:
     """`2 of 4: sdpa-flash +0.18 ulp, …` with the largest first; leads to the largest.
 
     A kernel counts once, with its worst row.
@@ -108,12 +84,12 @@ def _split(rows: list[Found], form: str, word: str) -> Cell:
     if not rows:
         return Cell(NOT_MEASURED)
     kernels: dict[str, Found] = {}
-    for f in sorted(rows, key=lambda f: (is_fine(f.row.verdict), -abs(_value(f)))):
-        kernels.setdefault(implementation(f.row), f)
+    for f in sorted(rows, key=lambda f: (is_fine(f.row.verdict), -abs(f.row.metrics[metric]))):
+        kernels.setdefault(f.row.implementation, f)
     bad = {name: f for name, f in kernels.items() if not is_fine(f.row.verdict)}
     if not bad:
         return Cell(f"no, none of {len(kernels)} kernels", "pass", rows[0])
-    named = ", ".join(f"{name} {form.format(_value(f))}" for name, f in bad.items())
+    named = ", ".join(f"{name} {form.format(f.row.metrics[metric])}" for name, f in bad.items())
     worst = next(iter(bad.values()))
     return Cell(f"{word}: {len(bad)} of {len(kernels)}: {named}", worst.row.verdict, worst)
 
@@ -122,7 +98,7 @@ def _crashes(found: Sequence[Found]) -> Cell:
     """Stock by mantissa bits: `yes at M=1: step 1082 to 1278 (3 of 3 runs); no at M=2 to step 1500`."""
     lines = [
         (group, label, [run for run in group.runs if run.label == label])
-        for group in groups(found)
+        for group in training_groups(found)
         for label in dict.fromkeys(run.label for run in group.runs if run.is_stock)
     ]
     if not lines:
@@ -147,7 +123,7 @@ def _crash(at: str, runs: Sequence[TrainingRun]) -> str:
     return f"yes {at}: step {span} ({len(steps)} of {len(runs)} run{'s'[: len(runs) != 1]})"
 
 
-Place = tuple[object, ...]  # the case, then what a fix and the stock that it is held against share
+Place = tuple[object, ...]  # the subject, then what a fix and the stock that it is held against share
 
 
 @dataclass(frozen=True)
@@ -162,22 +138,20 @@ class Outcome:
 
     @property
     def fix(self) -> str:
-        return fix_of(self.found.row)
+        return self.found.row.fix
 
 
 def _outcomes(found: Sequence[Found]) -> list[Outcome]:
     """Leaks by kernel; trainings by model (size and dtype), implementation, M and seed."""
     leaks = [
-        Outcome(f, (f.row.case, implementation(f.row)), not is_fine(f.row.verdict))
-        for f in found
-        if f.row.case == "bias/leak" and is_answer(f.row)
+        Outcome(f, ("leak", f.row.implementation), not is_fine(f.row.verdict)) for f in told(found, "leak")
     ]
-    runs = []
-    for model, group in enumerate(groups(found)):
-        sick = {id(run) for run in healthy(group.runs)[1]}
+    runs, models = [], training_groups(found)
+    sick = sick_rows(models)
+    for model, group in enumerate(models):
         for run in group.runs:
-            place = (LADDER, model, implementation(run.row), run.bits, run.seed)
-            runs.append(Outcome(run.found, place, run.exploded, run.step, id(run) in sick))
+            place = ("crash", model, run.row.implementation, run.bits, run.seed)
+            runs.append(Outcome(run.found, place, run.exploded, run.step, id(run.row) in sick))
     return leaks + runs
 
 
@@ -199,7 +173,7 @@ def _holds(found: Sequence[Found]) -> Cell:
         if not tried:
             continue
         bad = [o.found for o in tried if o.failed]
-        good = {implementation(o.found.row) for o in tried} - {implementation(f.row) for f in bad}
+        good = {o.found.row.implementation for o in tried} - {f.row.implementation for f in bad}
         sick = sum(o.sick for o in tried)
         answer = "yes" if not bad and not sick else "in part" if good else "no"
         told = [_failures(bad)] if bad else []
@@ -217,8 +191,8 @@ def _tried(tried: Sequence[Outcome], failing: Iterable[Place]) -> str:
     """`tried on 3 of 7 leaking kernels, 1 of 9 exploded runs`: of all places where stock failed."""
     places = {outcome.place for outcome in tried}
     parts = []
-    for case, word in (("bias/leak", "leaking kernel"), (LADDER, "exploded run")):
-        of = [place for place in failing if place[0] == case]
+    for subject, word in (("leak", "leaking kernel"), ("crash", "exploded run")):
+        of = [place for place in failing if place[0] == subject]
         if of:
             own = len(places.intersection(of))
             parts.append(f"{own} of {len(of)} {word}{'s'[: len(of) != 1]}")
@@ -230,20 +204,20 @@ def _failures(bad: Sequence[Found]) -> str:
     places: dict[str, list[str]] = {}
     for f in bad:
         names = places.setdefault(f.row.verdict.partition("@")[0], [])
-        if implementation(f.row) not in names:
-            names.append(implementation(f.row))
+        if f.row.implementation not in names:
+            names.append(f.row.implementation)
     return "; ".join(f"{verdict} in {', '.join(names)}" for verdict, names in places.items())
 
 
 def _cost(found: Sequence[Found]) -> Cell:
     """Largest time ratio of each fix over stock of the same implementation, shape and dtype."""
-    stock = {_shape(f.row): f for f in _of(found, "speed/attention", "stock")}
+    stock = {_shape(f.row): f for f in told(found, "cost", "stock")}
     parts: list[str] = []
     first: Found | None = None
     for fix in FIXES:
         pairs = [
             (f.row.metrics["both_ms"] / stock[_shape(f.row)].row.metrics["both_ms"], f)
-            for f in _of(found, "speed/attention", fix)
+            for f in told(found, "cost", fix)
             if _shape(f.row) in stock
         ]
         if pairs:
@@ -254,4 +228,4 @@ def _cost(found: Sequence[Found]) -> Cell:
 
 
 def _shape(row: Row) -> str:
-    return repr((implementation(row), row.dtype, row.seeds, sorted(row.params.items())))
+    return repr((row.implementation, row.dtype, row.seeds, sorted(row.params.items())))

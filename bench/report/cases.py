@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.files.load import Found
-from bench.report.explosions import ladder_overview
+from bench.report.explosions import group_tables
 from bench.report.tables import Cell, Table, case_table
 from bench.report.timings import speed_tables
+from cases import known_case
 
 
 def is_timed(case: str) -> bool:
     """A case whose rows are times: one table a parameter point, with ratios."""
-    return case.startswith("speed/")
+    known = known_case(case)
+    return known is not None and known.timed
 
 
 def tables_of(case: str, found: Sequence[Found], machine: str) -> list[Table]:
@@ -22,7 +24,8 @@ def tables_of(case: str, found: Sequence[Found], machine: str) -> list[Table]:
 
 def overview_tables(case: str, found: Sequence[Found], machine: str = "") -> list[Table]:
     """Tables over all rows of a case, whatever their file; most cases have none."""
-    return ladder_overview(found, machine) if case == "crash/ladder" else []
+    known = known_case(case)
+    return group_tables(known.overview(found), machine) if known else []
 
 
 def run_tables(found: Sequence[Found], machine: str) -> list[Table]:

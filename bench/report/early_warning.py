@@ -22,7 +22,7 @@ from statistics import median
 
 from bench.files.records import Row
 from bench.report.tables import Cell, Table
-from bench.report.training_runs import CASE, Group, TrainingRun, is_complete
+from cases.crash.runs import Group, TrainingRun, is_complete
 
 LOSS_MARGIN = 0.3  # nats above the best moving average
 ALARM = 1.25  # times the highest value of a healthy run
@@ -86,7 +86,7 @@ def _largest(values: Sequence[float]) -> float:
 
 def peak(row: Row) -> dict[str, list[float]]:
     """A row's series cut down to the one point that `healthy` looks at; empty where there is none."""
-    if row.case != CASE or not is_complete(row) or not row.series.get("row_max_abs"):
+    if not is_complete(row) or not row.series.get("row_max_abs"):
         return {}
     steps, values = _after_warm_up(row, "row_max_abs")
     at = row.series["step"].index(steps[values.index(_largest(values))])

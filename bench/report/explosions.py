@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import mpmath
 import numpy as np
 
-from bench.files.load import Found
 from bench.report.early_warning import warning_table
 from bench.report.tables import Cell, Table
-from bench.report.training_runs import Group, TrainingRun, groups, median_step
+from cases.crash.runs import Group, TrainingRun, median_step
 
 MIN_BITS, MIN_RUNS = 2, 4  # fewer values of M or runs allow no fit
 CONFIDENCE = 0.95
@@ -75,10 +74,10 @@ def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
     return high
 
 
-def ladder_overview(found: Sequence[Found], machine: str = "") -> list[Table]:
-    """Tables over every ladder run in `found`: for each machine and size the ladder and its warnings."""
+def group_tables(groups: Sequence[Group], machine: str = "") -> list[Table]:
+    """For each machine and size the ladder and its warnings."""
     tables = []
-    for group in groups(found):
+    for group in groups:
         if len(group.runs) == len(group.labels()):
             continue  # a run a kernel: the case's own table says it all
         tables.append(ladder_table(group, machine))

@@ -6,70 +6,40 @@ from collections.abc import Sequence
 
 from bench.files.load import Found
 from bench.files.records import Row
-from bench.report.early_warning import SICK, healthy
-from bench.report.tables import implementation
-from bench.report.training_runs import CASE as LADDER
-from bench.report.training_runs import groups, is_complete, mantissa_bits
+from bench.report.early_warning import SICK
+from bench.report.select import sick_rows, told, training_groups, varied
+from cases.crash.runs import is_complete, mantissa_bits
 
 
-def findings(rows: Sequence[Row], beside: Sequence[Row] = ()) -> list[str]:
+def findings(found: Sequence[Found], beside: Sequence[Found] = ()) -> list[str]:
     """Sentences about bias, leak and crash of the stock kernels and the fixes; empty if none was measured.
 
     `beside`: the machine's other rows, among which the healthiest training run may be.
     """
     lines = []
-    backends = list(dict.fromkeys(row.backend for row in rows))
+    backends = list(dict.fromkeys(f.row.backend for f in found))
     for backend in backends:
-        measured = [row for row in rows if row.status == "ok" and row.backend == backend]
+        own = [f for f in found if f.row.backend == backend]
         prefix = f"{backend}: " if len(backends) > 1 else ""
-        parts = (
-            _bias(measured),
-            _leak(measured),
-            _range(measured),
-            _drift(measured),
-            _crash(measured, beside),
-        )
+        parts = (_bias(own), _leak(own), _range(own), _drift(own), _crash(own, beside))
         lines += [prefix + line for part in parts for line in part]
     return lines
 
 
-NEEDED = {
-    "bias/tie_break": "aligned_ulp_mean",
-    "bias/leak": "true_dq_abs_mean",
-    "bias/shift_range": "row_max_limit",
-    "crash/drift": "drift_mean",
-}
-
-
-def _of(rows: Sequence[Row], case: str, **params: object) -> list[Row]:
-    return [
-        row
-        for row in rows
-        if row.case == case
-        and row.dtype == "bfloat16"
-        and NEEDED[case] in row.metrics
-        and all(row.params.get(name) == value for name, value in params.items())
-    ]
-
-
-def _bias(rows: Sequence[Row]) -> list[str]:
-    """The headline of `bias/tie_break` at repeats 2, gap 12."""
-    points = _of(rows, "bias/tie_break", repeats=2, gap=12.0, value_sign="mixed")
-    stock = [row for row in points if row.kernel.endswith("/stock")]
-    if not stock:
+def _bias(found: Sequence[Found]) -> list[str]:
+    """The mean error of stock kernels, and what the paper's shift does about it."""
+    points = told(found, "bias")
+    everything = [f for f in points if f.row.is_stock]
+    if not everything:
         return []
-    varied = [row for row in stock if row.params["row_jitter"] != 0] or stock
-    fine = [implementation(row) for row in varied if row.verdict == "pass"]
+    stock = [f.row for f in varied(everything) or everything]
+    fine = [row.implementation for row in stock if row.verdict == "pass"]
     lines = [
         "Stock kernels where two keys share the row maximum: "
-        + _split("biased", _list(varied, "biased", "aligned_ulp_mean", "{:+.2f} ulp"), fine)
+        + _split("biased", _list(stock, "biased", "aligned_ulp_mean", "{:+.2f} ulp"), fine)
     ]
-    for row in varied:
-        fixed = [
-            r
-            for r in points
-            if r.kernel == f"{implementation(row)}/stabilized" and r.options.get("beta") == 2.0
-        ]
+    for row in stock:
+        fixed = [r for r in _with_fix(points, row, "stabilized") if r.options.get("beta") == 2.0]
         if row.verdict != "biased" or not fixed:
             continue
         parts = [
@@ -78,19 +48,18 @@ def _bias(rows: Sequence[Row]) -> list[str]:
             + f" ({r.verdict})"
             for r in fixed
         ]
-        lines.append(f"The paper's shift on {implementation(row)}: " + ", ".join(parts) + ".")
+        lines.append(f"The paper's shift on {row.implementation}: " + ", ".join(parts) + ".")
     return lines
 
 
-def _leak(rows: Sequence[Row]) -> list[str]:
-    """The headline of `bias/leak` with two sinks."""
-    points = _of(rows, "bias/leak", repeats=2, other_values="same_sign")
-    points = [row for row in points if "leak_mean" in row.metrics]
+def _leak(found: Sequence[Found]) -> list[str]:
+    """The leak of stock kernels at every gap, and what the fixes leave of it."""
+    points = [f for f in told(found, "leak", free=("gap",)) if "true_dq_abs_mean" in f.row.metrics]
     if not points:
         return []
-    exact = points[0].metrics["true_dq_abs_mean"]
-    stock = [row for row in points if row.kernel.endswith("/stock")]
-    fine = [implementation(row) for row in stock if row.verdict == "pass"]
+    exact = points[0].row.metrics["true_dq_abs_mean"]
+    stock = [f.row for f in points if f.row.is_stock]
+    fine = [row.implementation for row in stock if row.verdict == "pass"]
     lines = [
         f"Stock kernels, dQ where the exact gradient is {exact:.0e}: "
         + _split("leaking", _list(stock, "leaks", "leak_mean", "{:+.1e}"), fine)
@@ -98,18 +67,18 @@ def _leak(rows: Sequence[Row]) -> list[str]:
     for fix in ("delta_fp32", "delta_dp", "stabilized"):
         ratios = []
         for row in stock:
-            fixed = [r for r in points if r.kernel == f"{implementation(row)}/{fix}"]
+            fixed = _with_fix(points, row, fix)
             if row.verdict == "leaks" and fixed:
                 before, after = row.metrics["leak_mean"], fixed[0].metrics["leak_mean"]
-                ratios.append(f"{implementation(row)} {before:+.1e} → {after:+.1e}")
+                ratios.append(f"{row.implementation} {before:+.1e} → {after:+.1e}")
         if ratios:
             lines.append(f"With {fix}: " + ", ".join(ratios) + ".")
     return lines
 
 
-def _range(rows: Sequence[Row]) -> list[str]:
-    """Where the shift of `bias/shift_range` ends."""
-    points = [row for row in _of(rows, "bias/shift_range", sign="positive") if row.verdict == "out_of_range"]
+def _range(found: Sequence[Found]) -> list[str]:
+    """Where the range of each shift ends."""
+    points = [f.row for f in told(found, "range") if f.row.verdict == "out_of_range"]
     parts = [
         f"{row.kernel} (β={row.options['beta']:g}) {row.metrics['row_max_limit']:.4g}"
         for row in points
@@ -118,11 +87,9 @@ def _range(rows: Sequence[Row]) -> list[str]:
     return ["Largest row maximum with a right result: " + ", ".join(parts) + "."] if parts else []
 
 
-def _drift(rows: Sequence[Row]) -> list[str]:
-    """`crash/drift` at its default point: who moves the planted channel, and how fast."""
-    points = _of(
-        rows, "crash/drift", repeats=2, gap=12.0, values="fresh", other_values="same_sign", eps=2.0**-13
-    )
+def _drift(found: Sequence[Found]) -> list[str]:
+    """Who moves the planted channel, and how fast."""
+    points = [f.row for f in told(found, "drift")]
     if not points:
         return []
     groups = []
@@ -141,14 +108,14 @@ def _drift(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _crash(rows: Sequence[Row], beside: Sequence[Row]) -> list[str]:
-    """`crash/ladder`, a sentence for each number of mantissa bits: which kernels explode, and when."""
+def _crash(found: Sequence[Found], beside: Sequence[Found]) -> list[str]:
+    """Training, a sentence for each number of mantissa bits: which kernels explode, and when."""
     kernels_at: dict[int, dict[str, list[Row]]] = {}
-    for row in rows:
-        if row.case == LADDER and is_complete(row):
+    for row in (f.row for f in told(found, "crash")):
+        if is_complete(row):
             kernels_at.setdefault(mantissa_bits(row), {}).setdefault(row.kernel, []).append(row)
     # Both: of two runs of one training the longer hides the shorter.
-    sick = _sick(rows) | _sick([*rows, *beside])
+    sick = sick_rows(training_groups(found)) | sick_rows(training_groups([*found, *beside]))
     lines = []
     for bits, kernels in sorted(kernels_at.items()):
         explode, hold, ill = [], [], []
@@ -173,17 +140,14 @@ def _crash(rows: Sequence[Row], beside: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _sick(rows: Sequence[Row]) -> set[int]:
-    """The ids of stable rows whose row maxima are far beyond the healthiest run's."""
-    together = groups([Found(row, None, i) for i, row in enumerate(rows)])
-    return {id(run.row) for group in together for run in healthy(group.runs)[1]}
+def _with_fix(found: Sequence[Found], stock: Row, fix: str) -> list[Row]:
+    """Rows of the same implementation with this fix."""
+    return [f.row for f in found if (f.row.implementation, f.row.fix) == (stock.implementation, fix)]
 
 
 def _list(rows: Sequence[Row], verdict: str, metric: str, form: str) -> list[str]:
     return [
-        f"{implementation(row)} ({form.format(row.metrics[metric])})"
-        for row in rows
-        if row.verdict == verdict
+        f"{row.implementation} ({form.format(row.metrics[metric])})" for row in rows if row.verdict == verdict
     ]
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import UsageError
 from bench.files.load import Loaded, all_rows
 from bench.report.current import current
-from bench.report.training_runs import Group, TrainingRun, groups, median_step
+from bench.report.select import training_groups
+from cases.crash.runs import Group, TrainingRun, median_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def figures(loaded: list[Loaded]) -> dict[str, str]:
         import matplotlib
     except ImportError:
         raise UsageError("matplotlib is not installed: pip install matplotlib -c constraints.txt") from None
-    chosen = groups(current(all_rows(loaded)).rows)
+    chosen = training_groups(current(all_rows(loaded)).rows)
     if not chosen:
         raise UsageError("no finished runs of crash/ladder in these files: nothing to draw")
     made: dict[str, str] = {}
@@ -84,13 +85,9 @@ def _new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _fix(run: TrainingRun) -> str:
-    return run.row.kernel.partition("/")[2]
-
-
 def ladder_figure(chosen: Sequence[Group]) -> Figure:
     """Step of explosion over M, a panel for each machine and size."""
-    drawn = [len({run.label for run in group.runs if _fix(run) in STYLES}) for group in chosen]
+    drawn = [len({run.label for run in group.runs if run.row.fix in STYLES}) for group in chosen]
     figure = _new_figure(4.3 * len(chosen), 4.0 + 0.2 * math.ceil(max(drawn) / 2))  # with legends
     panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     for axes, group in zip(panels, chosen, strict=True):
@@ -110,7 +107,7 @@ def _scale_steps(axes: Axes, steps: Sequence[float]) -> None:
 
 
 def _ladder_panel(axes: Axes, group: Group) -> None:
-    fixes = {run.label: _fix(run) for run in group.runs if _fix(run) in STYLES}
+    fixes = {run.label: run.row.fix for run in group.runs if run.row.fix in STYLES}
     labels = list(fixes)
     for place, label in enumerate(labels):
         color, marker = STYLES[fixes[label]]
@@ -158,7 +155,7 @@ def explosion_and_cures(group: Group) -> list[TrainingRun]:
             other
             for fix in CURES
             for other in group.runs
-            if _fix(other) == fix and (other.bits, other.seed) == (run.bits, run.seed)
+            if other.row.fix == fix and (other.bits, other.seed) == (run.bits, run.seed)
         ]
         if len(cures) > max(0, len(best) - 1):
             best = [run, *cures]
@@ -176,7 +173,7 @@ def explosion_figure(group: Group, runs: Sequence[TrainingRun]) -> Figure:
             _curves(axes, run, row)
             if run.exploded:
                 axes.axvline(run.step, color="#555555", linewidth=0.9, linestyle=":")
-        grid[0][column].set_title(f"{_fix(run)}, M = {run.bits}: {run.row.verdict}", fontsize=9)
+        grid[0][column].set_title(f"{run.row.fix}, M = {run.bits}: {run.row.verdict}", fontsize=9)
         grid[-1][column].set_xlabel("step")
     for axes, label in zip(grid[:, 0], labels, strict=True):
         axes.set_ylabel(label)
@@ -186,7 +183,7 @@ def explosion_figure(group: Group, runs: Sequence[TrainingRun]) -> Figure:
 
 
 def _curves(axes: Axes, run: TrainingRun, name: str) -> None:
-    color, _ = STYLES[_fix(run)]
+    color, _ = STYLES[run.row.fix]
     if name != "w_q_norm":
         _curve(axes, run, name, color=color)
     else:

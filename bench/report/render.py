@@ -106,8 +106,8 @@ def markdown_report(loaded: list[Loaded], now: Current, base: Path) -> str:
         out += ["Awaiting submission: " + ", ".join(missing) + ".", ""]
     out += [line for text in _set_apart(now) for line in (_escape(text) + ".", "")]
     for item in loaded:
-        rows = [f.row for f in found if f.loaded is item]
-        if lines := findings(rows, [f.row for f in found if f.machine == item.machine]):
+        own = [f for f in found if f.loaded is item]
+        if lines := findings(own, [f for f in found if f.machine == item.machine]):
             out += [f"## In words: {item.machine}, {item.path.stem}", ""]
             out += [*(f"- {_escape(line)}" for line in lines), ""]
     out += ["## Summary", "", markdown_table(summary_table(found), base), ""]

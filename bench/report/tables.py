@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from bench.files.labels import kernel_labels, kernel_names, point_label, varying
 from bench.files.load import Found
 from bench.files.records import Row
-from cases import CASES, load_case
-from cases.base import Headline
+from cases import known_case
+from cases.headline import cell_text, headline
 
 AWAITED = {
     "NVIDIA A100": r"\ba100\b",
@@ -42,98 +43,9 @@ class Table:
     corner: str = "kernel"
 
 
-def headline(row: Row) -> Headline | None:
-    """How a row's case wants to be shown; None for a case that this version does not know."""
-    return load_case(row.case).headline if row.case in CASES else None
-
-
-def cell_text(row: Row) -> str:
-    """`+0.219±0.003 biased`; what was not measured says why in one word."""
-    if row.status != "ok":
-        return row.status
-    shown = headline(row)
-    if shown is None or shown.metric not in row.metrics:
-        return row.verdict
-    text = shown.form.format(row.metrics[shown.metric])
-    if shown.sem and (sem := row.metrics.get(shown.sem)) is not None:
-        text += "±" + shown.form.replace("+", "").format(sem)
-    return f"{text} {row.verdict}"
-
-
-def point(row: Row) -> dict[str, object]:
-    """Everything but the kernel that tells two rows apart."""
-    return {**row.params, "dtype": row.dtype, "seeds": row.seeds, "version": row.case_version}
-
-
 def is_fine(verdict: str) -> bool:
     """`pass`, `holds`, `stable@1500`, `measured`, or no verdict at all."""
     return verdict.partition("@")[0] in ("", "pass", "holds", "stable", "measured")
-
-
-def varying(rows: Sequence[Row]) -> list[str]:
-    """Names of the parameters that take more than one value in `rows`, in order of appearance."""
-    values: dict[str, set[str]] = {}
-    for row in rows:
-        for name, value in point(row).items():
-            values.setdefault(name, set()).add(repr(value))
-    return [name for name, seen in values.items() if len(seen) > 1]
-
-
-def point_label(row: Row, names: Sequence[str]) -> str:
-    """`repeats=2 gap=12 float16`: the values of the varying parameters."""
-    own = point(row)
-    parts = [
-        str(own[name]) if name == "dtype" else f"{name}={_short(own[name])}" for name in names if name in own
-    ]
-    return " ".join(parts)
-
-
-def kernel_labels(rows: Sequence[Row]) -> list[str]:
-    """For each row the kernel, its backend if there are several, and those of its options that vary."""
-    own: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        own.setdefault((row.kernel, row.backend), []).append(row)
-    options = {kernel: _varying_options(members) for kernel, members in own.items()}
-    return [
-        _label(name, row, options[row.kernel, row.backend])
-        for name, row in zip(kernel_names(rows), rows, strict=True)
-    ]
-
-
-def kernel_label(row: Row, rows: Sequence[Row]) -> str:
-    """The label of one row of `rows`; for the labels of all, `kernel_labels`."""
-    own = [r for r in rows if r.kernel == row.kernel and r.backend == row.backend]
-    return _label(_name(row, _several(rows)), row, _varying_options(own))
-
-
-def _label(name: str, row: Row, shown: set[str]) -> str:
-    options = [f"{key}={_short(value)}" for key, value in row.options.items() if key in shown]
-    return " ".join([name, *options])
-
-
-def _varying_options(rows: Sequence[Row]) -> set[str]:
-    """Options that take more than one value in `rows`; one left out counts as None."""
-    names = {name for row in rows for name in row.options}
-    return {name for name in names if len({repr(row.options.get(name)) for row in rows}) > 1}
-
-
-def kernel_names(rows: Sequence[Row]) -> list[str]:
-    """`eager-fused/stock`, or `eager-fused/stock @cuda` where `rows` come from several backends."""
-    several = _several(rows)
-    return [_name(row, several) for row in rows]
-
-
-def _several(rows: Sequence[Row]) -> bool:
-    return len({row.backend for row in rows}) > 1
-
-
-def _name(row: Row, several: bool) -> str:
-    return f"{row.kernel} @{row.backend}" if several else row.kernel
-
-
-def implementation(row: Row) -> str:
-    """`eager-fused` of `eager-fused/stabilized`."""
-    return row.kernel.partition("/")[0]
 
 
 def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
@@ -147,7 +59,8 @@ def case_table(case: str, found: Sequence[Found], machine: str) -> Table:
         at = columns.index(point_label(f.row, names) or "all")
         line[at] = Cell(cell_text(f.row), f.row.verdict, f)
     shown = headline(rows[0])
-    note = load_case(case).question if case in CASES else ""
+    known = known_case(case)
+    note = known.question if known else ""
     if shown:
         note += f" Cells: {shown.label}; verdict."
     return Table(f"{case} · {machine}", note, columns, list(grid.items()))
@@ -218,7 +131,7 @@ def digest_table(found: Sequence[Found]) -> Table:
         machines,
         corner="case · kernel · point",
     )
-    chosen = [f for f in found if f.row.case.startswith("determinism/") and f.row.status == "ok"]
+    chosen = [f for f in found if f.row.status == "ok" and _compares_bits(f.row.case)]
     rows = [f.row for f in chosen]
     names = {
         case: varying([row for row in rows if row.case == case])
@@ -251,6 +164,11 @@ def digest_table(found: Sequence[Found]) -> Table:
     return table
 
 
+def _compares_bits(case: str) -> bool:
+    known = known_case(case)
+    return known is not None and known.compares_bits
+
+
 def awaited(found: Sequence[Found]) -> list[str]:
     """The chips of the paper's claim that nobody has submitted yet."""
     return awaited_of({f.machine for f in found})
@@ -260,7 +178,3 @@ def awaited_of(machines: Iterable[str]) -> list[str]:
     """The same from the machines' slugs."""
     slugs = " ".join(machines)
     return [name for name, pattern in AWAITED.items() if not re.search(pattern, slugs)]
-
-
-def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.files.labels import kernel_label, point_label, varying
 from bench.files.load import Found
 from bench.files.records import Row
-from bench.report.tables import Cell, Table, kernel_label, point_label, varying
+from bench.report.tables import Cell, Table
 
 PEERS = ("sdpa-flash/stock", "sdpa-cudnn/stock")  # every time is also given as a ratio to theirs
 PASSES = ("forward", "backward", "both")
@@ -34,7 +35,7 @@ def _table(title: str, found: list[Found]) -> Table:
     everything = [f.row for f in found]
     timed = [row for row in everything if row.status == "ok" and as_asked(row)]
     rows = {kernel_label(row, everything): row for row in timed}
-    peers = {name.partition("/")[0]: rows[name] for name in PEERS if name in rows}
+    peers = {rows[name].implementation: rows[name] for name in PEERS if name in rows}
     table = Table(
         title,
         "Median device time of one call, ms; ratios of speed are forward / backward, in the same run. "
@@ -51,7 +52,7 @@ def _table(title: str, found: list[Found]) -> Table:
         texts = [_milliseconds(f.row, name) for name in PASSES]
         texts += [" / ".join(f"{f.row.metrics[f'{name}_tflops']:.0f}" for name in PASSES[:2])]
         texts += [_faster(f.row, peer) for peer in peers.values()]
-        stock = label.replace(f.row.kernel, f.row.kernel.partition("/")[0] + "/stock", 1)
+        stock = label.replace(f.row.kernel, f"{f.row.implementation}/stock", 1)
         texts += _over_stock(f.row, rows.get(stock))
         table.rows.append((label, [Cell(text, f.row.verdict, f) if text else None for text in texts]))
     return table

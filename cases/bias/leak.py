@@ -12,7 +12,8 @@ from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
 from bench.measure.metrics import leak_metrics
 from bench.measure.numerics import FORMATS, ulp
-from cases.base import MAX_ERROR_ULP, Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.base import MAX_ERROR_ULP, Case, CaseParams, Measurement, Metrics, Problem
+from cases.headline import Headline
 from cases.passes import forward_backward
 from cases.sinks import SCALE, ValueSign, sink_inputs
 
@@ -53,6 +54,8 @@ class Leak(Case[Params]):
     name = "bias/leak"
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline("leak_mean", "mean rowsum(dS), exactly 0 in exact arithmetic", "{:+.1e}", "leak_sem")
+    subject = "leak"
+    told_at = {"dtype": "bfloat16", "repeats": 2, "gap": 12.0, "other_values": "same_sign"}
 
     def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         return sink_inputs(

@@ -14,8 +14,9 @@ from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs, key_of, normal, tensor_bytes, to_storage
 from bench.measure.metrics import over_seeds
 from bench.measure.reference import Reference
-from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.base import Case, CaseParams, Measurement, Metrics, Problem
 from cases.bias.leak import PROBE_KEY
+from cases.headline import Headline
 from cases.passes import forward_backward
 from cases.sinks import SCALE, sink_inputs
 

@@ -10,7 +10,8 @@ from pydantic import Field
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
 from bench.measure.metrics import over_seeds, per_seed
-from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.base import Case, CaseParams, Measurement, Metrics, Problem
+from cases.headline import Headline
 from cases.passes import forward_only
 from cases.sinks import sink_inputs
 

@@ -9,7 +9,8 @@ from pydantic import Field
 from backends.base import Backend, Kernel
 from bench.measure.metrics import output_metrics
 from bench.measure.numerics import FORMATS
-from cases.base import MAX_ERROR_ULP, Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.base import MAX_ERROR_ULP, Case, CaseParams, Measurement, Metrics, Problem
+from cases.headline import Headline
 from cases.passes import forward_only
 
 

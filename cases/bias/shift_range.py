@@ -14,7 +14,8 @@ from torch import Tensor
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs, key_of, normal
 from bench.measure.numerics import FORMATS, ulp
-from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.base import Case, CaseParams, Measurement, Metrics, Problem
+from cases.headline import Headline
 from cases.passes import forward_only
 
 HEAD_DIM, KEYS, SCALE = 16, 16, 0.25
@@ -44,6 +45,8 @@ class ShiftRange(Case[Params]):
 
     name = "bias/shift_range"
     headline = Headline("row_max_limit", "largest safe |row maximum|", "{:.4g}", worst="low")
+    subject = "range"
+    told_at = {"dtype": "bfloat16", "sign": "positive"}
 
     def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         row_max = row_maxima() * (1 if params.sign == "positive" else -1)

@@ -39,6 +39,8 @@ class TieBreak(BiasCase[Params]):
     """
 
     name = "bias/tie_break"
+    subject = "bias"
+    told_at = {"dtype": "bfloat16", "repeats": 2, "gap": 12.0, "value_sign": "mixed"}
 
     def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         return sink_inputs(

@@ -26,9 +26,10 @@ from bench.measure.inputs import (
 from bench.measure.metrics import over_seeds, ratio
 from bench.measure.numerics import FORMATS, ulp
 from bench.measure.reference import attention_reference
-from cases.base import MAX_ERROR_ULP, Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.base import MAX_ERROR_ULP, Case, CaseParams, Measurement, Metrics, Problem
 from cases.bias.leak import PROBE_KEY
 from cases.crash.train import one_thread
+from cases.headline import Headline
 from cases.passes import forward_backward
 from cases.sinks import HEAD_DIM, SCALE, SINK, sink_inputs
 
@@ -124,6 +125,15 @@ class Drift(Case[Params]):
         "{:.4f}",
         "drift_abs_sem",
     )
+    subject = "drift"
+    told_at = {
+        "dtype": "bfloat16",
+        "repeats": 2,
+        "gap": 12.0,
+        "values": "fresh",
+        "other_values": "same_sign",
+        "eps": 2.0**-13,
+    }
 
     def inputs(self, params: Params, dtype: torch.dtype, seed: int) -> Inputs:
         """The problems of a seed; q is that of the W_Q of the start."""

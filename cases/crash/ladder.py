@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,14 +13,16 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from backends.base import Backend, Kernel, Unsupported
+from bench.files.load import Found
 from bench.measure.inputs import digest, tensor_bytes
 from bench.measure.numerics import FORMATS
 from cases.algorithms import algorithms
-from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem
+from cases.base import Case, CaseParams, Measurement, Metrics, Problem
 from cases.crash.detector import outcome, training_verdict
 from cases.crash.documents import documents
 from cases.crash.language import tokens
 from cases.crash.model import Size, fresh_model, initial_weights
+from cases.crash.runs import Group, groups
 from cases.crash.signals import draws
 from cases.crash.steps import Recipe
 from cases.crash.train import (
@@ -33,6 +36,7 @@ from cases.crash.train import (
     spectral_norms,
     train,
 )
+from cases.headline import Headline
 
 MAX_HEAD_DIM = 248  # the kernels take 256, and the probe needs a channel
 
@@ -104,6 +108,7 @@ class Ladder(Case[Params]):
     name = "crash/ladder"
     outputs = ("loss",)
     headline = Headline("best_loss", "best loss, nats", "{:.2f}")
+    subject = "crash"
 
     def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
         params, dtype = problem.params, problem.dtype
@@ -151,6 +156,9 @@ class Ladder(Case[Params]):
 
     def verdict(self, params: Params, metrics: Metrics) -> str:
         return training_verdict(metrics)
+
+    def overview(self, found: Sequence[Found]) -> list[Group]:
+        return groups(found)
 
 
 def _refuse(kernel: Kernel, dtype: torch.dtype, seeds: int) -> None:

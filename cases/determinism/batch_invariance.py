@@ -7,8 +7,9 @@ from torch import Tensor
 
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
-from cases.base import Case, Headline, Measurement, Metrics, Problem
+from cases.base import Case, Measurement, Metrics, Problem
 from cases.determinism.problems import ProblemParams, problem_values, random_inputs
+from cases.headline import Headline
 from cases.passes import Gradients, forward_backward
 
 OUTPUTS = ("o", "dq", "dk", "dv")
@@ -26,6 +27,7 @@ class BatchInvariance(Case[ProblemParams]):
     """
 
     name = "determinism/batch_invariance"
+    compares_bits = True
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline("differing_max", "largest share of values that change with the batch", "{:.3g}")
 

@@ -9,8 +9,9 @@ from pydantic import Field
 
 from backends.base import Backend, Kernel
 from bench.measure.inputs import Inputs
-from cases.base import Case, Headline, Measurement, Metrics, Problem
+from cases.base import Case, Measurement, Metrics, Problem
 from cases.determinism.problems import ProblemParams, problem_values, random_inputs
+from cases.headline import Headline
 from cases.passes import forward_backward, forward_only
 
 OUTPUTS = ("o", "lse", "dq", "dk", "dv")
@@ -28,6 +29,7 @@ class RunToRun(Case[Params]):
     """
 
     name = "determinism/run_to_run"
+    compares_bits = True
     outputs = ("o", "dq", "dk", "dv")
     headline = Headline("distinct_max", "different results of one call", "{:.0f}")
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
 from backends.base import Backend, Kernel
+from bench.files.records import Row
 from bench.measure.inputs import Inputs
 from cases.algorithms import algorithms
-from cases.base import Case, Headline, Measurement, Metrics, Problem
+from cases.base import Case, Measurement, Metrics, Problem
 from cases.determinism.problems import ProblemParams, problem_values, random_inputs
+from cases.headline import Headline
 
 
 class Params(ProblemParams):
@@ -24,6 +28,8 @@ class Params(ProblemParams):
     deterministic: bool = False  # time what PyTorch runs under use_deterministic_algorithms
 
 
+# A boost clock is a promise, not a limit: cards run up to a tenth above it.
+TOLERANCE = 1.10
 PRODUCTS = {"forward": 2, "backward": 5, "both": 7}  # matrix products that a pass must do
 
 
@@ -44,6 +50,7 @@ class SpeedAttention(Case[Params]):
 
     name = "speed/attention"
     timed = True
+    subject = "cost"
     outputs = ()  # a speed run may use other launch shapes than a numeric one
     headline = Headline("both_ms", "median time of forward and backward, ms", "{:.3f}")
 
@@ -90,6 +97,24 @@ class SpeedAttention(Case[Params]):
 
     def verdict(self, params: Params, metrics: Metrics) -> str:
         return "measured" if metrics["both_ms"] > 0 else "invalid"
+
+    def implausible(self, row: Row, peak_tflops: float | None) -> Iterator[str]:
+        """Quantiles out of order, rates that the times do not give, and rates above the chip's peak."""
+        params = Params.model_validate(row.params)
+        for name in PRODUCTS:
+            keys = [f"{name}{end}" for end in ("_p10_ms", "_ms", "_p90_ms", "_tflops")]
+            if missing := [key for key in keys if key not in row.metrics]:
+                yield f"metrics: '{missing[0]}' is missing"
+                continue
+            p10, median, p90, tflops = (row.metrics[key] for key in keys)
+            if not 0 < p10 <= median <= p90 < math.inf:
+                yield f"metrics.{name}_ms: {p10}, {median}, {p90} are no quantiles of a time"
+                continue
+            expected = operations(params, row.seeds, name) / (median * 1e-3) / 1e12
+            if not math.isclose(tflops, expected, rel_tol=1e-9):
+                yield f"metrics.{name}_tflops: {tflops}, but its time gives {expected:.6g}"
+            if peak_tflops is not None and not expected <= peak_tflops * TOLERANCE:
+                yield f"metrics.{name}_ms: {expected:.4g} TFLOP/s, above the chip's peak of {peak_tflops:g}"
 
 
 def operations(params: Params, seeds: int, name: str) -> float:

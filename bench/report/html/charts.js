@@ -33,15 +33,15 @@ async function render(place, spec) {
 const narrow = () => innerWidth < 700;
 const wide = (id) => Math.max(150, Math.min(560, document.getElementById(id).clientWidth - (narrow() ? 165 : 250)));
 
-// Rows of one case, current and measured; at the paper's point unless the reader chose a case.
-function pointsOf(rows, numbers, filters, name, point) {
+// Rows that answer one question, current and measured; at the paper's point unless the reader chose their case.
+function pointsOf(rows, numbers, filters, subject, narrower) {
   const found = [];
   for (const n of numbers) {
-    const u = rows.unit(n);
+    const u = rows.unit(n), point = { ...rows.case(n).told_at, ...narrower };
     // A wrong result is no bias: its size would hide all others.
-    if (u.case !== name || !rows.current(n) || !rows.ok(n) || !Number.isFinite(rows.columns.value[n])
+    if (rows.case(n).subject !== subject || !rows.current(n) || !rows.ok(n) || !Number.isFinite(rows.columns.value[n])
       || rows.code("verdict", n) === "out_of_range") continue;
-    if (filters.case !== name && !Object.entries(point).every(([k, v]) => (k === "dtype" ? u.dtype : u.params[k]) === v)) continue;
+    if (filters.case !== u.case && !Object.entries(point).every(([k, v]) => (k === "dtype" ? u.dtype : u.params[k]) === v)) continue;
     const value = rows.columns.value[n], sem = rows.columns.sem[n] || 0;
     found.push({ row: n, kernel: u.kernel + (u.options.beta > 2 ? ` β=${u.options.beta}` : ""), machine: `${rows.file(n).machine} · ${u.backend}`,
       point: label(u), value, low: value - sem, high: value + sem, verdict: rows.code("verdict", n), fix: u.fix });
@@ -65,25 +65,26 @@ function errorBars(id, values, axis, scale, many) {
 const severalMachines = (values) => new Set(values.map((v) => v.machine)).size > 1;
 
 function biasChart(rows, numbers, filters) {
-  const values = pointsOf(rows, numbers, filters, "bias/tie_break", { repeats: 2, gap: 12, value_sign: "mixed", row_jitter: 0.5, dtype: "bfloat16" });
+  const values = pointsOf(rows, numbers, filters, "bias", { row_jitter: 0.5 });
   const spec = values.length ? errorBars("bias", values, "mean error of O, ulp", {}, severalMachines(values)) : null;
   return draw("bias", spec, "Mean rounding error of O where two keys share the row maximum (BF16, gap 12, rows that vary), ±1 standard error. "
     + "0 is unbiased; kernels whose result is simply wrong (out_of_range) are left out. Choose the case bias/tie_break above to see all its points.");
 }
 
 function leakChart(rows, numbers, filters) {
-  const values = pointsOf(rows, numbers, filters, "bias/leak", { repeats: 2, gap: 12, other_values: "same_sign", dtype: "bfloat16" });
+  const values = pointsOf(rows, numbers, filters, "leak", {});
   const spec = values.length ? errorBars("leak", values, "mean rowsum(dS)", { type: "symlog", constant: 1e-6 }, severalMachines(values)) : null;
   if (spec) spec.layer[1].encoding.x.axis = { format: ".0e", values: [-1e-2, -1e-4, -1e-6, 0, 1e-6, 1e-4, 1e-2] };
   return draw("leak", spec, "rowsum(dS) is exactly 0 in exact arithmetic; what is left comes from the error in δ and reaches dQ. "
     + "Logarithmic on both sides of 0, linear below 1e-6.");
 }
 
+// Only a training run's verdict names a step.
 function ladderChart(rows, numbers) {
   const values = [];
   for (const n of numbers) {
     const u = rows.unit(n), verdict = rows.code("verdict", n), step = Number(verdict.split("@")[1]);
-    if (!u.case.startsWith("crash/") || !rows.current(n) || !Number.isFinite(step) || values.length >= MAX_POINTS) continue;
+    if (!rows.current(n) || !Number.isFinite(step) || values.length >= MAX_POINTS) continue;
     values.push({ bits: u.options.mantissa_bits == null ? "full" : String(u.options.mantissa_bits), fix: u.fix, step: Math.max(1, step), verdict,
       outcome: verdict.startsWith("exploded") ? "exploded at this step" : "no explosion up to this step", machine: `${rows.file(n).machine} · ${u.backend}`, seed: u.params.seed ?? 0 });
   }
@@ -118,12 +119,12 @@ function curvesChart(rows, data, filters) {
 }
 
 function speedChart(rows, numbers) {
-  const key = (n, kernel) => JSON.stringify([rows.file(n).machine, rows.unit(n).backend, rows.unit(n).dtype, rows.unit(n).params, rows.unit(n).seeds, kernel.split("/")[0]]);
-  const timed = [...numbers].filter((n) => rows.unit(n).case === "speed/attention" && rows.current(n) && rows.columns.value[n] > 0);
-  const stock = new Map(timed.filter((n) => rows.unit(n).fix === "stock").map((n) => [key(n, rows.unit(n).kernel), rows.columns.value[n]]));
-  const values = timed.filter((n) => rows.unit(n).fix !== "stock" && stock.has(key(n, rows.unit(n).kernel))).slice(0, MAX_POINTS).map((n) => {
+  const key = (n) => { const u = rows.unit(n); return JSON.stringify([rows.file(n).machine, u.backend, u.dtype, u.params, u.seeds, u.implementation]); };
+  const timed = [...numbers].filter((n) => rows.case(n).subject === "cost" && rows.current(n) && rows.columns.value[n] > 0);
+  const stock = new Map(timed.filter((n) => rows.unit(n).fix === "stock").map((n) => [key(n), rows.columns.value[n]]));
+  const values = timed.filter((n) => rows.unit(n).fix !== "stock" && stock.has(key(n))).slice(0, MAX_POINTS).map((n) => {
     const p = rows.unit(n).params;
-    return { kernel: rows.unit(n).kernel, machine: rows.file(n).machine, ratio: rows.columns.value[n] / stock.get(key(n, rows.unit(n).kernel)),
+    return { kernel: rows.unit(n).kernel, machine: rows.file(n).machine, ratio: rows.columns.value[n] / stock.get(key(n)),
       shape: `batch ${p.batch}, heads ${p.heads}, tokens ${p.tokens}, head_dim ${p.head_dim}`, ms: rows.columns.value[n] };
   });
   const spec = values.length ? { data: { values }, width: wide("speed"), height: { step: 22 }, encoding: { y: { field: "kernel", type: "nominal", sort: null, title: null } }, layer: [

@@ -24,6 +24,7 @@ class Rows {
   }
 
   unit(n) { return this.data.units[this.columns.unit[n]]; }
+  case(n) { return this.data.cases[this.unit(n).case]; }
   file(n) { return this.data.files[this.columns.file[n]]; }
   code(name, n) { return this.data.codes[name][this.columns[name][n]]; }
   current(n) { return this.columns.state[n] === 0; }
@@ -33,7 +34,7 @@ class Rows {
   filter(filters) {
     const { units, codes } = this.data;
     const unit = units.map((u, i) => (!filters.case || u.case === filters.case)
-      && (!filters.implementation || u.kernel.split("/")[0] === filters.implementation)
+      && (!filters.implementation || u.implementation === filters.implementation)
       && (!filters.fix || u.fix === filters.fix) && (!filters.dtype || u.dtype === filters.dtype)
       && (!filters.backend || u.backend === filters.backend));
     const machine = codes.machine.map((m) => !filters.machine || m === filters.machine);

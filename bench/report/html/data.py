@@ -22,14 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.check.stale import is_stale, stale_cases
-from bench.files.load import Found, Loaded, submission_files
+from bench.files.load import Found, Loaded, read_each
 from bench.files.records import Row, Submission, sha256_text, unit_id
-from bench.files.store import BadFile, read_submission, short
-from bench.report.answers import answer_table, fix_of, is_answer
+from bench.files.store import short
+from bench.report.answers import SUBJECTS, answer_table, is_answer
 from bench.report.current import CURRENT, OLDER, STALE, Entry, states
 from bench.report.early_warning import peak
-from bench.report.tables import Cell, awaited_of, headline, is_fine
-from cases.base import Headline
+from bench.report.select import NEEDED
+from bench.report.tables import Cell, awaited_of, is_fine
+from cases import known_case
+from cases.headline import Headline, headline
 
 MAX_DETAILS = 24 * 2**20  # bytes of compressed details in a page
 STATES = (CURRENT, OLDER, STALE)
@@ -48,7 +50,7 @@ COLUMNS = (
     "predicted",
     "index",
 )
-ANSWER_METRICS = ("aligned_ulp_mean", "leak_mean", "crash_step", "steps_run", "best_loss", "both_ms")
+ANSWER_METRICS = [name for subject in SUBJECTS for name in NEEDED[subject]]
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
@@ -70,6 +72,7 @@ class PageData:
     details_size: int = 0
     full: bool = False  # no block more
     units: list[dict[str, Any]] = field(default_factory=list)
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)  # what charts and tables need of them
     headlines: list[Headline | None] = field(default_factory=list)  # by unit
     unit_codes: dict[tuple[Any, ...], int] = field(default_factory=dict)
     bits: Codes = field(default_factory=Codes)
@@ -160,13 +163,15 @@ class PageData:
             return known
         shown = headline(row)
         self.headlines.append(shown)
+        self.cases.setdefault(row.case, _described(row.case))
         self.units.append(
             {
                 "id": unit_id(row),
                 "case": row.case,
                 "version": row.case_version,
                 "kernel": row.kernel,
-                "fix": fix_of(row),
+                "implementation": row.implementation,
+                "fix": row.fix,
                 "backend": row.backend,
                 "dtype": row.dtype,
                 "params": row.params,
@@ -181,7 +186,7 @@ class PageData:
 
     def _curve(self, row: Row, found: Found, number: int) -> None:
         """Loss and largest ‖W_Q‖₂ of the first seed's runs with stock and the best known fixes."""
-        if fix_of(row) not in CURVE_FIXES or row.params.get("seed") != 0:
+        if row.fix not in CURVE_FIXES or row.params.get("seed") != 0:
             return
         if len({c["machine"] for c in self.curves} | {found.machine}) > MAX_CURVE_MACHINES:
             return
@@ -230,6 +235,7 @@ class PageData:
         return {
             "files": self.files,
             "units": self.units,
+            "cases": self.cases,
             "codes": {
                 "verdict": list(self.verdicts),
                 "status": list(self.statuses),
@@ -251,28 +257,29 @@ class PageData:
         }
 
 
+def _described(name: str) -> dict[str, Any]:
+    """How a case describes itself; one that this version does not know says nothing."""
+    case = known_case(name)
+    return {
+        "subject": case.subject if case else None,
+        "told_at": dict(case.told_at) if case else {},
+        "compares_bits": case is not None and case.compares_bits,
+    }
+
+
 def gather(paths: Sequence[Path], base: Path, links: str | None) -> tuple[PageData, list[str]]:
     """Read every submission at `paths`; a line for every file that is not one."""
-    data = PageData(base, links)
+    data, problems = PageData(base, links), []
     gc.disable()  # millions of small objects and no cycles: collections would look at them in vain
     try:
-        problems = _read_all(paths, data)
+        for item in read_each(paths, strict=False):
+            if isinstance(item, Loaded):
+                data.add(item)
+            else:
+                problems.append(short(f"{_name(item.path)}: {item.reason}"))
     finally:
         gc.enable()
     return data, problems
-
-
-def _read_all(paths: Sequence[Path], data: PageData) -> list[str]:
-    problems = []
-    for file in dict.fromkeys(file for path in paths for file in submission_files(path)):
-        try:
-            submission, text = read_submission(file, strict=False)
-        except BadFile as problem:
-            problems.append(short(f"{_name(file)}: {problem}"))
-            continue
-        line = text[: text.find('"rows": [')].count("\n") + 2
-        data.add(Loaded(file, submission, line))
-    return problems
 
 
 def compress(value: Any) -> str:

@@ -4,7 +4,7 @@ const FILTERS = [["machine", "machine"], ["case", "case"], ["implementation", "k
 
 function choices(rows) {
   const { units, codes } = rows.data, of = (f) => [...new Set(units.map(f))].sort();
-  return { machine: [...codes.machine].sort(), case: of((u) => u.case), implementation: of((u) => u.kernel.split("/")[0]), fix: of((u) => u.fix),
+  return { machine: [...codes.machine].sort(), case: of((u) => u.case), implementation: of((u) => u.implementation), fix: of((u) => u.fix),
     dtype: of((u) => u.dtype), backend: of((u) => u.backend), verdict: [...new Set(codes.verdict.map(word))].filter(Boolean).sort(),
     provenance: ["measured", "predicted"], state: codes.state };
 }

@@ -88,7 +88,7 @@ function sameBits(rows, numbers, machines) {
   const lines = new Map();
   for (const n of numbers) {
     const u = rows.unit(n), at = machines.indexOf(rows.file(n).machine);
-    if (at < 0 || !rows.current(n) || rows.columns.bits[n] < 0 || !u.case.startsWith("determinism/")) continue;
+    if (at < 0 || !rows.current(n) || rows.columns.bits[n] < 0 || !rows.case(n).compares_bits) continue;
     const point = rows.points[rows.columns.unit[n]];
     if (!lines.has(point)) lines.set(point, { case: u.case, kernel: u.kernel, point: `${label(u)} ${u.dtype}`, letters: new Map(), inputs: rows.columns.inputs[n] });
     const line = lines.get(point), known = line.letters, bits = rows.columns.bits[n];

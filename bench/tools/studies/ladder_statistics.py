@@ -23,7 +23,8 @@ from bench.files.records import Row
 from bench.report.current import current
 from bench.report.early_warning import alarm_step, healthy, lost_step, threshold
 from bench.report.explosions import growth, student_t
-from bench.report.training_runs import Group, TrainingRun, groups
+from bench.report.select import training_groups
+from cases.crash.runs import Group, TrainingRun
 
 ROW_MAX = "row_max_abs"
 
@@ -133,7 +134,7 @@ def main() -> None:
         loaded, problems = load_all(parser.parse_args().files)
     except UsageError as error:
         parser.error(str(error))
-    found = groups(current(all_rows(loaded)).rows)
+    found = training_groups(current(all_rows(loaded)).rows)
     for problem in problems:
         print(f"left out: {problem}")
     if not found:

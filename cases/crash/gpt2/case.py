@@ -19,7 +19,7 @@ from bench.files.records import Sha256, dumps
 from bench.files.source import source_sha256
 from bench.measure.inputs import digest, tensor_bytes
 from cases.algorithms import algorithms
-from cases.base import Case, CaseParams, Headline, Measurement, Metrics, Problem, Workspace
+from cases.base import Case, CaseParams, Measurement, Metrics, Problem, Workspace
 from cases.crash.detector import outcome, training_verdict
 from cases.crash.gpt2.batches import (
     Batches,
@@ -35,6 +35,7 @@ from cases.crash.gpt2.loop import Log, Run, Trainer, train
 from cases.crash.gpt2.optimizer import Recipe
 from cases.crash.model import GPT, Size, initial_weights
 from cases.crash.train import one_thread
+from cases.headline import Headline
 from cases.processes import from_main, together, world
 
 MAX_LOGS = 499  # points of a curve in a result file

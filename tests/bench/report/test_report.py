@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.files import labels
 from bench.files.load import Found, all_rows, load_all
 from bench.files.records import Row
-from bench.report import tables
 from bench.report.cases import run_tables
 from bench.report.current import current
 from bench.report.export import csv_report, json_report
@@ -25,10 +25,10 @@ from bench.report.render import (
 from bench.report.tables import (
     awaited,
     case_table,
-    cell_text,
     digest_table,
     summary_table,
 )
+from cases.headline import cell_text
 from conftest import RunIt, committed_results
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,6 +58,10 @@ def row(
 
 def found(*rows: Row) -> list[Found]:
     return [Found(r, None, i) for i, r in enumerate(rows)]
+
+
+def said(rows: list[Row], beside: list[Row] | None = None) -> list[str]:
+    return findings(found(*rows), found(*beside or ()))
 
 
 def test_a_cell_shows_value_error_and_verdict() -> None:
@@ -132,7 +136,7 @@ def test_crash_rows_are_counted_by_their_word_and_the_first_crash_is_named() -> 
     assert cells["crash/ladder · eager-ladder/stock"] == "exploded 2/4, stable 2/4: first at step 700"
     assert cells["crash/ladder · eager-ladder/delta_dp"] == "stable 1/1"
     assert cell_text(runs[0]) == "1.60 exploded@900"
-    assert findings(runs) == [
+    assert said(runs) == [
         "Training with O and P̄ in 1 mantissa bit: explodes: eager-ladder/stock (step 700, 900, 2 of 3 runs); "
         "holds: eager-ladder/delta_dp (to step 1500).",
         "Training with O and P̄ in 2 mantissa bits: explodes: none; holds: eager-ladder/stock (to step 1500).",
@@ -151,17 +155,17 @@ def test_a_stable_run_with_sick_row_maxima_does_not_count_as_one_that_holds() ->
         training(kernel, 0, float("inf")).model_copy(update={"series": curves(last)})
         for kernel, last in (("delta_dp", 30.0), ("o_fp32", 301.0))
     )
-    lines = findings([training("stock", 0, 900.0), ill, well])
+    lines = said([training("stock", 0, 900.0), ill, well])
     assert lines == [
         "Training with O and P̄ in 1 mantissa bit: explodes: eager-ladder/stock (step 900); holds: "
         "eager-ladder/delta_dp (to step 1500); stable by its loss but sick (row maxima over 10 × the "
         "healthiest run's): eager-ladder/o_fp32 (to step 1500)."
     ]
     fine = ill.model_copy(update={"series": curves(299.0)})
-    assert "sick" not in findings([fine, well])[0]
+    assert "sick" not in said([fine, well])[0]
     # The healthiest run may stand in another file of the machine.
-    assert "sick" not in findings([ill])[0]
-    assert "sick (row" in findings([ill], beside=[ill, well])[0]
+    assert "sick" not in said([ill])[0]
+    assert "sick (row" in said([ill], beside=[ill, well])[0]
 
 
 def test_bf16_training_is_not_in_all_mantissa_bits_and_bits_are_in_order() -> None:
@@ -172,7 +176,7 @@ def test_bf16_training_is_not_in_all_mantissa_bits_and_bits_are_in_order() -> No
         training("stock", 0, 900.0).model_copy(update={"options": {}, "dtype": "bfloat16"}),
         training("stock", 0, 900.0).model_copy(update={"options": {"mantissa_bits": "x"}}),
     ]
-    assert [line.partition(":")[0] for line in findings(runs)] == [
+    assert [line.partition(":")[0] for line in said(runs)] == [
         f"Training with O and P̄ in {bits} mantissa bits" for bits in (2, 7, 10)
     ]
 
@@ -201,7 +205,7 @@ def test_drift_rows_are_grouped_by_their_verdict() -> None:
         drift("sdpa-math/stock", "holds", 1e-4),
         drift("sdpa-math/stock", "inconclusive", 1e-4, eps=1e-8),
     ]
-    assert findings(runs) == [
+    assert said(runs) == [
         "Drift of W_Q where the exact gradient is 0, learning rates a step (FP32: 1e-05): "
         "drifts: eager-stored/stock (+0.91), eager-fused/stock (-0.43); "
         "wanders: eager-fused/stochastic (+0.01); holds: sdpa-math/stock."
@@ -241,14 +245,14 @@ def test_the_same_bits_table_looks_at_a_row_once_not_once_for_every_row(
         machine = property(lambda self: f"machine-{self.index % 2}")  # type: ignore[assignment]
 
     looked = 0
-    original = tables.point
+    original = labels.point
 
     def counted(row: Row) -> dict[str, object]:
         nonlocal looked
         looked += 1
         return original(row)
 
-    monkeypatch.setattr(tables, "point", counted)
+    monkeypatch.setattr(labels, "point", counted)
     rows = [
         On(row(case="determinism/run_to_run", params={"n": n}, options={"tile": n}), None, n)
         for n in range(50)
@@ -286,7 +290,7 @@ def test_the_worst_row_of_a_range_is_the_smallest() -> None:
 
 def test_rows_without_metrics_do_not_break_a_report() -> None:
     empty = row(metrics={})
-    assert findings([empty]) == []
+    assert said([empty]) == []
     assert cell_text(empty) == "biased"
     assert summary_table(found(empty)).rows
 
@@ -311,7 +315,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_findings_quote_the_rows() -> None:
-    lines = findings(
+    lines = said(
         [
             row(),
             row("sdpa-math/stock", "pass", -0.02),
@@ -320,7 +324,7 @@ def test_findings_quote_the_rows() -> None:
     )
     assert lines[0].endswith("biased: eager-stored (+0.22 ulp); not biased: sdpa-math.")
     assert "eager-stored: +0.004 ulp where row maxima vary (pass)" in lines[1]
-    assert findings([]) == []
+    assert said([]) == []
 
 
 def test_reports_of_a_real_file(run_tiny: RunIt, tmp_path: Path) -> None:

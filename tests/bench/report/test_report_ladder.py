@@ -25,7 +25,7 @@ from bench.report.early_warning import (
 from bench.report.explosions import growth, ladder_table, student_t
 from bench.report.html.data import gather
 from bench.report.render import markdown_table
-from bench.report.training_runs import Group, groups, median_step
+from cases.crash.runs import Group, groups, median_step
 from conftest import committed_results
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,8 +8,8 @@ import pytest
 
 from bench.files.load import Found
 from bench.files.records import Row
-from bench.report.training_runs import Group, groups
 from bench.tools.studies.ladder_statistics import block, coherence_lines, drawn_on, growth_lines
+from cases.crash.runs import Group, groups
 
 STEPS = [float(step) for step in range(0, 1000, 100)]
 

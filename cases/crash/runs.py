@@ -1,4 +1,4 @@
-"""The training runs of `crash/ladder` that may be put side by side: one machine, one model, one recipe."""
+"""Training runs from rows, in groups that may be put side by side: one machine, one model, one recipe."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from statistics import median
 
 import torch
 
+from bench.files.labels import kernel_labels
 from bench.files.load import Found
 from bench.files.records import Row
 from bench.measure.numerics import FORMATS
-from bench.report.tables import kernel_labels
 
-CASE = "crash/ladder"
 NOT_THE_SIZE = (
     "seed",
     "steps",
@@ -50,7 +49,7 @@ class TrainingRun:
 
     @property
     def is_stock(self) -> bool:
-        return self.row.kernel.endswith("/stock")
+        return self.row.is_stock
 
     @property
     def name(self) -> str:
@@ -91,10 +90,10 @@ class Group:
 
 
 def groups(found: Sequence[Found]) -> list[Group]:
-    """The ladder's finished runs by machine and size, in order of appearance."""
+    """The finished runs of one case by machine and size, in order of appearance."""
     by_size: dict[str, list[Found]] = {}
     for f in found:
-        if f.row.case == CASE and f.row.status == "ok" and is_complete(f.row):
+        if f.row.status == "ok" and is_complete(f.row):
             key = repr((f.machine, f.row.backend, f.row.dtype, sorted(_size(f.row).items())))
             by_size.setdefault(key, []).append(f)
     return [_group(members) for members in by_size.values()]
@@ -106,16 +105,16 @@ def _group(found: Sequence[Found]) -> Group:
         key = repr((f.row.kernel, sorted(f.row.options.items(), key=str), f.row.params["seed"]))
         if key not in longest or _says_more(f.row, longest[key].row):
             longest[key] = f
-    kept = sorted(longest.values(), key=lambda f: _rank(f.row.kernel))
+    kept = sorted(longest.values(), key=lambda f: _rank(f.row))
     labels = kernel_labels([_without_bits(f.row) for f in kept])
     runs = [TrainingRun(f, label, mantissa_bits(f.row)) for f, label in zip(kept, labels, strict=True)]
     first = found[0]
     return Group(first.machine, first.row.backend, first.row.dtype, _size(first.row), runs)
 
 
-def _rank(kernel: str) -> tuple[bool, bool]:
+def _rank(row: Row) -> tuple[bool, bool]:
     """Stock first, the ladder's own kernel before others."""
-    return not kernel.endswith("/stock"), not kernel.startswith("eager-ladder/")
+    return not row.is_stock, row.implementation != "eager-ladder"
 
 
 def is_complete(row: Row) -> bool:
