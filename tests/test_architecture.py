@@ -37,7 +37,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("=backends", "=cases", "cases.base"),
     ),
     "bench.report": (
-        *("=bench", "bench.errors", "bench.files", "bench.check.stale", "=cases", "cases.headline"),
+        *(
+            "=bench",
+            "bench.errors",
+            "bench.files",
+            "bench.check.stale",
+            "=cases",
+            "cases.base",
+            "cases.headline",
+        ),
         "cases.crash.runs",  # groups of training runs, which it draws
     ),
     "bench.compare": ("bench.errors", "bench.measure", "bench.files", "cases.headline"),

@@ -103,7 +103,7 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
     asked = 0  # before equal units are merged
     for number, entry in enumerate(config.cases):
         where = f"cases[{number}]"
-        case = _at(f"{where}.case", lambda entry=entry: load_case(entry.case))  # type: ignore[misc]
+        case = _within(f"{where}.case", lambda entry=entry: load_case(entry.case))  # type: ignore[misc]
         kernels = _select(entry.kernels or config.kernels, offered, f"{where}.kernels")
         if not kernels:
             continue  # none of them runs here; elsewhere one may
@@ -171,11 +171,11 @@ def filter_units(
         if not left:
             raise UsageError(f"--{flag} '{pattern}' matches no unit{nearest(pattern, names)}")
     for condition in only:
-        left = _only(left, condition)
+        left = _matching(left, condition)
     return left
 
 
-def _only(units: Sequence[Unit], condition: str) -> list[Unit]:
+def _matching(units: Sequence[Unit], condition: str) -> list[Unit]:
     """The units whose parameter or option has one of the values of `key=value,value`."""
     key, equals, values = condition.partition("=")
     if not equals:
@@ -185,14 +185,14 @@ def _only(units: Sequence[Unit], condition: str) -> list[Unit]:
         known = {name for u in units for name in u.params | u.options}
         raise UsageError(f"--only {key}: no unit has it{nearest(key, known)}")
     wanted = values.split(",")
-    left = [unit for unit, value in having if any(_is(value, text) for text in wanted)]
+    left = [unit for unit, value in having if any(_writes(value, text) for text in wanted)]
     if not left:
         found = ", ".join(sorted({str(value) for _, value in having}))
         raise UsageError(f"--only {condition}: no unit; the values are {found}")
     return left
 
 
-def _is(value: Scalar, text: str) -> bool:
+def _writes(value: Scalar, text: str) -> bool:
     """Whether `text` writes `value`: numbers in any form, true and false in any case."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value).lower() == text.lower()
@@ -202,7 +202,7 @@ def _is(value: Scalar, text: str) -> bool:
         return False
 
 
-def _at(where: str, call: Callable[[], Any]) -> Any:
+def _within(where: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except UsageError as error:

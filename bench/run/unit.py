@@ -24,12 +24,12 @@ class Problems:
     def __init__(self) -> None:
         self.last: Problem[Any] | None = None
 
-    def of(self, unit: Unit) -> Problem[Any]:
+    def asked(self, unit: Unit) -> Problem[Any]:
         case = load_case(unit.case)
         params, dtype = case.Params.model_validate(unit.params), DTYPES[unit.dtype]
         last = self.last
-        asked = (case, params, dtype, unit.seeds)
-        if last is None or (last.case, last.params, last.dtype, last.seeds) != asked:
+        wanted = (case, params, dtype, unit.seeds)
+        if last is None or (last.case, last.params, last.dtype, last.seeds) != wanted:
             last = self.last = case.problem(params, dtype, unit.seeds, last)
         return last
 
@@ -62,7 +62,7 @@ def run_unit(
         if DTYPES[unit.dtype] not in kernel.dtypes:
             raise Unsupported(f"{unit.kernel} does not take {unit.dtype}")
         configured = kernel.configure(**unit.options)
-        problem = (problems or Problems()).of(unit)
+        problem = (problems or Problems()).asked(unit)
         with backend.deterministic(), strict(kernel):
             if case.long and workspace is not None:
                 found = case.run_in(workspace, configured, backend, problem)
