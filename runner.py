@@ -10,41 +10,19 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
-from bench.check.contribute import check_contribution, contribution
-from bench.check.validate import taken_on_trust, validate_path
-from bench.compare.captures import SUFFIX as CAPTURE
-from bench.compare.captures import compare_captures, read_capture
-from bench.compare.captures_text import captures_text
-from bench.compare.submissions import compare as compare_submissions
-from bench.compare.submissions import comparison_text
 from bench.errors import UsageError
-from bench.files.load import Found, Loaded, load_all
-from bench.files.records import Row, dumps
-from bench.files.schema import schema_text
-from bench.files.store import BadFile, read_submission, write_text
-from bench.report.cases import run_tables
-from bench.report.findings import findings
-from bench.report.plot import figures
-from bench.report.render import text_table
-from bench.report.write import FORMATS, write_report
-from bench.run.catalog import catalog, catalog_text
+from bench.report.formats import FORMATS
 from bench.run.distributed import end, launcher, leave
-from bench.run.engine import execute, prepare
-from bench.run.plan import PlannedRun, Request, Unit
 from cases.processes import world
+
+if TYPE_CHECKING:  # every command imports what it needs: torch alone takes seconds, and help needs none of it
+    from bench.files.load import Loaded
+    from bench.run.plan import PlannedRun, Request
 
 app = typer.Typer(
     add_completion=False,
@@ -62,40 +40,6 @@ Glob = Annotated[str | None, typer.Option(help="Only units that match this glob.
 def say(text: str) -> None:
     """Progress and messages go to stderr, results to stdout."""
     messages.print(text)
-
-
-class ProgressBar:
-    """A bar with ETA on a terminal; elsewhere a line every tenth of the run."""
-
-    def __init__(self, run: PlannedRun):
-        self.total, self.done = len(run.todo), 0
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            console=messages,
-            disable=not messages.is_terminal,
-            transient=True,
-        )
-        self.task = self.bar.add_task("", total=self.total)
-
-    def started(self, unit: Unit) -> None:
-        self.bar.update(self.task, description=f"{unit.case} {unit.kernel}")
-
-    def said(self, text: str) -> None:
-        self.bar.console.print(text)
-
-    def finished(self, unit: Unit, row: Row) -> None:
-        self.done += 1
-        self.bar.advance(self.task)
-        if row.status == "error":
-            self.bar.console.print(f"error: {unit.case} {unit.kernel}: {row.reason}")
-        step = max(1, self.total // 10)
-        if not messages.is_terminal and (self.done % step == 0 or self.done == self.total):
-            say(f"{self.done}/{self.total} {unit.case} {unit.kernel}")
 
 
 @app.command()
@@ -116,6 +60,14 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Measure what a config asks for, writing the result file after every unit."""
+    # All of it now: a run may take days, and a file of the checkout may be another by then.
+    from bench.check.contribute import check_contribution, contribution
+    from bench.files.records import dumps
+    from bench.report.run_end import run_text
+    from bench.run.engine import execute, prepare
+    from bench.run.plan import Request
+    from bench.run.progress_bar import ProgressBar
+
     request = Request(config, results, backend, kernel, case, unit, only or (), force, jobs)
     if contribute:
         check_contribution(request)
@@ -125,7 +77,7 @@ def run(
         _print_plan(planned, as_json)
         return
     _terminate_like_ctrl_c()
-    watcher = ProgressBar(planned)
+    watcher = ProgressBar(len(planned.todo), messages)
     command = resume_command(request, contribute)
     try:
         with watcher.bar:
@@ -139,15 +91,23 @@ def run(
     leave()
     for note in planned.notes:
         say(f"note: {note}")
-    _print_run(planned, as_json)
+    rows = planned.selected_rows()
+    if as_json:
+        print(dumps({"path": str(planned.path), "rows": [row.model_dump() for row in rows]}))
+    else:
+        print(f"\n{run_text(rows, planned.machine.slug)}\nresult file: {planned.path}")
+        print(f"next: python runner.py validate {planned.path}")
     if contribute:
         say("\n".join(["", *contribution(planned.path)]))
-    raise typer.Exit(1 if any(row.status == "error" for row in planned.selected_rows()) else 0)
+    raise typer.Exit(1 if any(row.status == "error" for row in rows) else 0)
 
 
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """Backends (with the reason where one is unavailable), kernels, cases, configs."""
+    from bench.files.records import dumps
+    from bench.run.catalog import catalog, catalog_text
+
     found = catalog(Path("configs"))
     print(dumps(found) if as_json else catalog_text(found))
 
@@ -160,6 +120,8 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Check result files; every problem is printed, and the exit code is 1 if there is one."""
+    from bench.check.validate import taken_on_trust, validate_path
+
     found: dict[str, list[str]] = {}
     for path in paths:
         found |= validate_path(path, inputs=not quick, fresh=fresh)
@@ -189,6 +151,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Tables over result files: for a terminal, a paper, a browser, a spreadsheet."""
+    from bench.report.write import write_report
+
     text, problems = write_report("json" if as_json else format, paths or [Path("results")], output, links)
     for problem in problems:
         say(f"left out: {problem}")
@@ -205,6 +169,9 @@ def plot(
     as_json: Json = False,
 ) -> None:
     """Figures of the crash ladder over result files, as SVG; needs matplotlib."""
+    from bench.files.records import dumps
+    from bench.report.plot import figures
+
     loaded = _load(paths or [Path("results")])
     written = []
     for name, svg in figures(loaded).items():
@@ -217,12 +184,21 @@ def plot(
 @app.command()
 def schema() -> None:
     """The JSON Schema of a result file (docs/schema/submission-v1.json)."""
+    from bench.files.schema import schema_text
+
     print(schema_text(), end="")
 
 
-@app.command()
-def compare(a: Path, b: Path, as_json: Json = False) -> None:
+@app.command("compare")
+def compare_(a: Path, b: Path, as_json: Json = False) -> None:
     """Two result files: facts, bits and biases that differ. Two captures (.safetensors): errors too."""
+    from bench.compare.captures import SUFFIX as CAPTURE
+    from bench.compare.captures import compare_captures, read_capture
+    from bench.compare.captures_text import captures_text
+    from bench.compare.submissions import compare, comparison_text
+    from bench.files.records import dumps
+    from bench.files.store import BadFile, read_submission
+
     if a.suffix == b.suffix == CAPTURE:
         captured = compare_captures(read_capture(a), read_capture(b))
         print(dumps(captured.as_json()) if as_json else captures_text(captured, str(a), str(b)))
@@ -235,12 +211,14 @@ def compare(a: Path, b: Path, as_json: Json = False) -> None:
             submissions.append(read_submission(path)[0])
         except BadFile as problem:
             raise UsageError(f"{path}: {problem}") from problem
-    result = compare_submissions(*submissions)
+    result = compare(*submissions)
     print(dumps(result.as_json()) if as_json else comparison_text(result, str(a), str(b)))
 
 
 def _load(paths: list[Path]) -> list[Loaded]:
     """The readable submissions at `paths`; what is not one is named and left out."""
+    from bench.files.load import load_all
+
     loaded, problems = load_all(paths)
     for problem in problems:
         say(f"left out: {problem}")
@@ -250,6 +228,8 @@ def _load(paths: list[Path]) -> list[Loaded]:
 
 
 def _write(path: Path, text: str) -> None:
+    from bench.files.store import write_text
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
@@ -263,6 +243,8 @@ def _names(paths: list[Path]) -> str:
 
 
 def _print_plan(planned: PlannedRun, as_json: bool) -> None:
+    from bench.files.records import dumps
+
     done = {unit.key for unit in planned.units} & planned.rows.keys()
     if as_json:
         units = [vars(unit) for unit in planned.units]
@@ -273,21 +255,6 @@ def _print_plan(planned: PlannedRun, as_json: bool) -> None:
         options = " ".join(f"{k}={v}" for k, v in unit.options.items() if v is not None)
         mark = "done  " if unit.key in done else ""
         print(f"{mark}{unit.case}  {unit.kernel}  {unit.dtype}  {params}  [{options}]")
-
-
-def _print_run(planned: PlannedRun, as_json: bool) -> None:
-    rows = planned.selected_rows()
-    if as_json:
-        print(dumps({"path": str(planned.path), "rows": [row.model_dump() for row in rows]}))
-        return
-    found = [Found(row, None, i) for i, row in enumerate(rows)]
-    print()
-    for table in run_tables(found, planned.machine.slug):
-        print(text_table(table), end="\n\n")
-    for line in findings(found):
-        print(f"* {line}")
-    print(f"\nresult file: {planned.path}")
-    print(f"next: python runner.py validate {planned.path}")
 
 
 def resume_command(request: Request, contribute: bool) -> str:

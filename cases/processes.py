@@ -1,7 +1,7 @@
 """The processes of a `torchrun`: which one this is, and the little that they say to each other.
 
 Without torchrun there is one process, and everything here is free. `bench.run.distributed` brings them
-together and parts them.
+together and parts them. torch is imported where processes talk: the command line asks who it is before.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -33,15 +32,23 @@ class World:
         return self.rank == 0
 
 
+def launched() -> bool:
+    """Whether torchrun started this process; `torch.distributed.is_torchelastic_launched` without torch."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def world() -> World:
     """This process: torchrun says so in the environment, whether or not `join` was called yet."""
-    if not dist.is_torchelastic_launched():
+    if not launched():
         return World()
     return World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 
 
 def from_main(value: T) -> T:
     """Rank 0's value, on every rank."""
+    import torch
+    import torch.distributed as dist
+
     if not dist.is_initialized():
         return value
     box = [value]
@@ -51,6 +58,8 @@ def from_main(value: T) -> T:
 
 def together(action: Callable[[], T]) -> T:
     """Do `action` on every rank. If it is refused on any, it is refused on all, with the same line."""
+    import torch.distributed as dist
+
     result: T | None = None
     refusal = ""
     try:
@@ -68,6 +77,9 @@ def together(action: Callable[[], T]) -> T:
 
 def gather_numbers(values: Tensor) -> Tensor:
     """[n] of every rank as [ranks, n], in rank order, on every rank."""
+    import torch
+    import torch.distributed as dist
+
     if not dist.is_initialized():
         return values[None]
     found = [torch.empty_like(values) for _ in range(dist.get_world_size())]

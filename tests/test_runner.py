@@ -59,6 +59,19 @@ def test_json_is_one_document_on_stdout(tiny_config: Path, tmp_path: Path) -> No
     assert json.loads(runner("compare", ran["path"], ran["path"], "--json").stdout)["equal"] == 9
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["runn"]])
+def test_help_and_a_mistyped_command_load_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        f"import sys; sys.argv = ['runner.py', *{arguments}]\n"
+        "import runner\n"
+        "try:\n    runner.main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'jinja2', 'yaml'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_dry_run_prints_the_plan_and_writes_nothing(tiny_config: Path, tmp_path: Path) -> None:
     done = runner("run", tiny_config, "--results", tmp_path / "results", "--dry-run")
     assert done.returncode == 0

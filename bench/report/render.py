@@ -16,11 +16,9 @@ from bench.report.export import csv_report, json_report
 from bench.report.findings import findings
 from bench.report.tables import Cell, Table, awaited, digest_table, is_fine, summary_table
 
-FORMATS = ("text", "markdown", "paper", "csv", "json")
-
 
 def render(form: str, loaded: list[Loaded], base: Path) -> str:
-    """The report in one of FORMATS; links of Markdown are relative to the folder `base`.
+    """The report in one of TEXT_FORMATS; links of Markdown are relative to the folder `base`.
 
     Tables show current rows alone; CSV and JSON hold every row with its state.
     """

@@ -10,11 +10,9 @@ from bench.files.load import all_rows, load_all
 from bench.files.store import write_text
 from bench.report.current import current
 from bench.report.export import write_parquet
+from bench.report.formats import FORMATS
 from bench.report.html.page import write_page
-from bench.report.render import FORMATS as TEXT_FORMATS
 from bench.report.render import render
-
-FORMATS = (*TEXT_FORMATS, "html", "parquet")
 
 
 def write_report(

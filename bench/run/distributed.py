@@ -1,7 +1,7 @@
 """The processes of a `torchrun`: which one this is, and the little that they say to each other.
 
 Without torchrun there is one process, and everything here is free. One machine name, one result file:
-only rank 0 writes and prints.
+only rank 0 writes and prints. torch is imported where it is needed: every command ends with `end`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ import os
 import sys
 from typing import Any, NoReturn
 
-import torch
-import torch.distributed as dist
-
 from backends import BACKENDS
 from bench.errors import UsageError
 from bench.run.registry import unavailable_reason
-from cases.processes import world
+from cases.processes import launched, world
 
 # Variables that make NCCL add in another order, hence other bits.
 ENVIRONMENT = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_MAX_NCHANNELS")
@@ -27,7 +24,10 @@ def join() -> None:
 
     gloo for tensors on the host; nccl, hccl or what else PyTorch has for the accelerator.
     """
-    if dist.is_initialized() or not dist.is_torchelastic_launched():
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized() or not launched():
         return
     for name in BACKENDS:  # PyTorch knows some accelerators only once their package is loaded
         unavailable_reason(name)
@@ -54,6 +54,8 @@ def launcher() -> str:
 
 def leave() -> None:
     """Part in order, so that nothing hangs or complains at exit."""
+    import torch.distributed as dist
+
     if dist.is_initialized():
         dist.destroy_process_group()
 

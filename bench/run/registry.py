@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
+from typing import TYPE_CHECKING
 
 from backends import BACKENDS
-from backends.base import Backend
 from bench.errors import UsageError, nearest
+
+if TYPE_CHECKING:  # torch comes with it
+    from backends.base import Backend
 
 
 def unavailable_reason(name: str) -> str | None:

@@ -265,8 +265,9 @@ def test_under_torchrun_npus_meet_through_hccl() -> None:
     """The package is loaded before PyTorch is asked for its accelerator."""
     code = """
 from bench.run import distributed
+import torch
 met = []
-distributed.dist.init_process_group = met.append
+torch.distributed.init_process_group = met.append
 distributed.join()
 print(met)
 """
