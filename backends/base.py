@@ -43,7 +43,7 @@ class Kernel(Protocol):
 
     @property
     def fix(self) -> str:
-        """A name of `backends.kernels.fixes.FIXES`."""
+        """A name of `backends.fixes.FIXES`."""
 
     @property
     def dtypes(self) -> frozenset[torch.dtype]:

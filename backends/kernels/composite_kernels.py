@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from backends.base import Forward, KernelOptions
+from backends.fixes import FIXES
 from backends.kernels.checks import check_qkv
 from backends.kernels.closed import FLOATS
 from backends.kernels.composite import forward_op
 from backends.kernels.eager import default_scale
-from backends.kernels.fixes import FIXES
 
 MAX_HEAD_DIM = 768  # that of the vendor's kernel, so that both take the same problems
 

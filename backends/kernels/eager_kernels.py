@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import Tensor
 
 from backends.base import Forward, KernelOptions, Unsupported
+from backends.fixes import ABLATIONS, FIXES
 from backends.kernels.checks import check_qkv
 from backends.kernels.eager import EagerAttention, Policy, Spec, default_scale, eager_forward
 from backends.kernels.eager_ladder import LadderAttention, ladder_forward
-from backends.kernels.fixes import ABLATIONS, FIXES
 
 MAX_HEAD_DIM = 256
 DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from backends.fixes import FIXES
 from backends.kernels import triton_flash
-from backends.kernels.fixes import FIXES
 from backends.kernels.triton_flash import dkdv_kernel, dq_kernel, forward_kernel
 from backends.kernels.triton_tiles import ASCEND, Config, Tile, default_config, pack, unpack
 

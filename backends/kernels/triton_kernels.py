@@ -18,8 +18,8 @@ from pydantic import Field
 from torch import Tensor
 
 from backends.base import Forward, KernelOptions, Unsupported
+from backends.fixes import FIXES
 from backends.kernels.checks import check_qkv
-from backends.kernels.fixes import FIXES
 from backends.kernels.triton_tiles import Config, default_config
 
 DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})

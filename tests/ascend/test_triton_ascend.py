@@ -31,9 +31,9 @@ from triton.backends.ascend import compiler
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
+from backends.fixes import FIXES
 from backends.kernels import triton_flash
 from backends.kernels import triton_flash_ops as ops
-from backends.kernels.fixes import FIXES
 from backends.kernels.triton_tiles import ASCEND, Tile, default_config
 
 CHIPS = ("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4")

@@ -10,7 +10,7 @@ import torch
 
 from backends import cuda
 from backends.base import Backend, Unsupported
-from backends.kernels.fixes import FIXES
+from backends.fixes import FIXES
 from backends.kernels.flash_attn import PACKAGES, flash_attn_kernels
 from backends.kernels.triton_kernels import TritonKernel, triton_kernels
 from backends.kernels.triton_tiles import PINNED, default_config

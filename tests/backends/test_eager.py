@@ -13,9 +13,10 @@ from torch import Tensor
 
 from backends.base import Kernel, Unsupported
 from backends.cpu import CpuBackend
+from backends.fixes import FIXES, SHIFT_CONST
 from backends.kernels.eager import Saved, Spec, eager_backward, eager_forward
 from backends.kernels.eager_kernels import EagerKernel, eager_kernels
-from backends.kernels.fixes import FIXES, SHIFT_CONST, row_shift
+from backends.kernels.row_shift import row_shift
 from bench.measure.inputs import Inputs, key_of, normal, to_storage
 from bench.measure.metrics import leak_metrics
 from bench.measure.numerics import philox_words, round_mantissa

@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
     pytest.skip("needs an NVIDIA GPU of capability 8.0 or newer", allow_module_level=True)
 
+from backends.fixes import FIXES
 from backends.kernels.eager import Spec, eager_forward
-from backends.kernels.fixes import FIXES
 from backends.kernels.triton_flash_ops import (
     HEAD_DIMS,
     _forward_op,
