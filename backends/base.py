@@ -43,7 +43,11 @@ class Kernel(Protocol):
 
     @property
     def fix(self) -> str:
-        """A name of `backends.fixes.FIXES`."""
+        """A name of `backends.fixes.ALL_FIXES`."""
+
+    @property
+    def version(self) -> int:
+        """Raised when its bits change on purpose; part of a row's key."""
 
     @property
     def dtypes(self) -> frozenset[torch.dtype]:
@@ -57,8 +61,19 @@ class Kernel(Protocol):
     def option_names(self) -> frozenset[str]:
         """The options that concern this kernel."""
 
+    @property
+    def strict(self) -> bool:
+        """Whether it is deterministic only where PyTorch's `warn_only` is off, see `cases.algorithms`."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it rounds at random: it then has an option `seed`."""
+
     def configure(self, **options: Any) -> Kernel:
         """The same kernel with some options changed; unknown names are an error."""
+
+    def reseeded(self, key: int) -> Kernel:
+        """The kernel with the random bits that a 128-bit key names, where it draws any; else itself."""
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None

@@ -66,3 +66,4 @@ ABLATIONS: dict[str, Fix] = {
         Fix("delta_error_flipped", delta="mirrored"),
     )
 }
+ALL_FIXES = FIXES | ABLATIONS

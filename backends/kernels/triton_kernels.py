@@ -19,10 +19,8 @@ from torch import Tensor
 
 from backends.base import Forward, KernelOptions, Unsupported
 from backends.fixes import FIXES
-from backends.kernels.checks import check_qkv
+from backends.kernels.base_kernel import BaseKernel
 from backends.kernels.triton_tiles import Config, default_config
-
-DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
 
 class TritonOptions(KernelOptions):
@@ -36,37 +34,25 @@ class TritonOptions(KernelOptions):
 
 
 @dataclass(frozen=True)
-class TritonKernel:
+class TritonKernel(BaseKernel):
     """Fused attention with one fix, at pinned launch shapes."""
 
-    fix: str
     options: TritonOptions = field(default_factory=TritonOptions)
-    dtypes: frozenset[torch.dtype] = DTYPES
     _launched: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        return f"triton/{self.fix}"
-
-    @property
-    def option_names(self) -> frozenset[str]:
-        fix = FIXES[self.fix]
-        names = {"block_n", "autotune"}
-        if fix.shift == "repeated":
-            names |= {"beta", "tol"}
-        return frozenset(names | ({"seed"} if fix.stochastic else set()))
+    implementation = "triton"
+    own_options = frozenset({"block_n", "autotune"})
 
     def configure(self, **options: Any) -> TritonKernel:
         changed = TritonOptions.model_validate(self.options.model_dump() | options)
         # Fresh random bits are the same launch: its facts stay with the kernel that was configured.
         launched = self._launched if options.keys() <= {"seed"} else {}
-        return TritonKernel(self.fix, changed, self.dtypes, launched)
+        return replace(self, options=changed, _launched=launched)
 
     def _arguments(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
         """What the operator is called with, once the input is checked; notes the launch shapes."""
         from backends.kernels import triton_flash_ops as ops
 
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=256)
+        self.check(q, k, v)
         if q.shape[3] not in ops.HEAD_DIMS:
             raise Unsupported(f"head_dim {q.shape[3]}: this kernel takes {ops.HEAD_DIMS}")
         chip, stochastic = ops.capability_of(q.device), FIXES[self.fix].stochastic

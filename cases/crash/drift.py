@@ -235,10 +235,9 @@ def queries(tokens: Tensor, w_q: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _reseeded(kernel: Kernel, name: str, step: int) -> Kernel:
     """The kernel with fresh random bits for each step after the first, where it draws any."""
-    if step == 0 or "seed" not in kernel.option_names:  # the first call also notes launch facts
+    if step == 0 or not kernel.draws:
         return kernel
-    own = kernel.options.model_dump()["seed"]
-    return kernel.configure(seed=key_of(name, "rounding", own, step) >> 97)  # 31 bits fit every kernel
+    return kernel.reseeded(key_of(name, "rounding", kernel.options.model_dump()["seed"], step))
 
 
 def descend(layer: Layer, inputs: Inputs, gradient: Gradient, params: Params, dtype: torch.dtype) -> Path:

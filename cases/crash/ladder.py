@@ -21,7 +21,6 @@ from cases.crash.detector import outcome
 from cases.crash.documents import documents
 from cases.crash.language import tokens
 from cases.crash.model import Size, fresh_model, initial_weights
-from cases.crash.signals import draws
 from cases.crash.steps import Recipe
 from cases.crash.train import (
     Log,
@@ -119,7 +118,7 @@ class Ladder(BaseCase):
             params.log_every,
             read_every=1 if device.type == "cpu" else 0,
             stop_after_explosion=params.stop_after_explosion,
-            graph=device.type == "cuda" and not draws(kernel),
+            graph=device.type == "cuda" and not kernel.draws,
         )
         with one_thread(), algorithms(deterministic=True):
             log = train(

@@ -581,7 +581,14 @@ class FakeKernel:
     option_names: frozenset[str] = frozenset()
     calls: int = 0
 
+    version: int = 1
+    strict: bool = False
+    draws: bool = False
+
     def configure(self, **options: Any) -> FakeKernel:
+        return self
+
+    def reseeded(self, key: int) -> FakeKernel:
         return self
 
     def __call__(

@@ -69,7 +69,14 @@ class Fake:
     options: KernelOptions = field(default_factory=KernelOptions)
     option_names: frozenset[str] = frozenset()
 
+    version: int = 1
+    strict: bool = False
+    draws: bool = False
+
     def configure(self, **options: Any) -> Fake:
+        return self
+
+    def reseeded(self, key: int) -> Fake:
         return self
 
     def __call__(
