@@ -20,7 +20,7 @@ from torch import Tensor
 from backends.base import Forward, KernelOptions, Unsupported
 from backends.fixes import FIXES
 from backends.kernels.base_kernel import BaseKernel
-from backends.kernels.triton_tiles import Config, default_config
+from backends.kernels.triton_tiles import LaunchShapes, default_shapes
 
 
 class TritonOptions(KernelOptions):
@@ -56,16 +56,16 @@ class TritonKernel(BaseKernel):
         if q.shape[3] not in ops.HEAD_DIMS:
             raise Unsupported(f"head_dim {q.shape[3]}: this kernel takes {ops.HEAD_DIMS}")
         chip, stochastic = ops.capability_of(q.device), FIXES[self.fix].stochastic
-        config = default_config(q.shape[3], q.dtype, chip, stochastic)
+        shapes = default_shapes(q.shape[3], q.dtype, chip, stochastic)
         if self.options.autotune:
             if q.device.type != "cuda":
                 raise Unsupported(f"autotune: on CUDA alone, not on {q.device.type}")
-            config = _tuned(self.fix, causal, q.dtype, q.device, tuple(q.shape), tuple(k.shape))
+            shapes = _tuned(self.fix, causal, q.dtype, q.device, tuple(q.shape), tuple(k.shape))
         if self.options.block_n:
-            config = replace(config, forward=replace(config.forward, block_n=self.options.block_n))
+            shapes = replace(shapes, forward=replace(shapes.forward, block_n=self.options.block_n))
         if not self._launched:  # a wider probe may follow the call that a row is about
-            self._launched.update(ops.launch_facts(q.shape[3], q.dtype, q.device, config))
-        chosen = {"fix": self.fix, "config": config}
+            self._launched.update(ops.launch_facts(q.shape[3], q.dtype, q.device, shapes))
+        chosen = {"fix": self.fix, "shapes": shapes}
         return chosen | self.options.model_dump(include={"beta", "tol", "seed"})
 
     def __call__(
@@ -103,7 +103,7 @@ def _tuned(
     device: torch.device,
     q_shape: tuple[int, ...],
     kv_shape: tuple[int, ...],
-) -> Config:
+) -> LaunchShapes:
     """The fastest launch shapes for a problem, found once a process on random inputs."""
     import triton
 

@@ -13,7 +13,7 @@ from backends.base import Backend, Unsupported
 from backends.fixes import FIXES
 from backends.kernels.flash_attn import PACKAGES, flash_attn_kernels
 from backends.kernels.triton_kernels import TritonKernel, triton_kernels
-from backends.kernels.triton_tiles import PINNED, default_config
+from backends.kernels.triton_tiles import PINNED, default_shapes
 from bench.measure.inputs import digest
 from bench.measure.numerics import philox_words
 from bench.run.registry import load_backend
@@ -103,8 +103,8 @@ def test_triton_kernels_are_offered_for_every_fix_where_triton_is_installed() ->
 def test_every_chip_and_head_dim_has_pinned_tiles(capability: tuple[int, int], head_dim: int) -> None:
     family = PINNED[{(9, 0): "sm90", (10, 0): "sm100"}.get(capability, "sm80")]
     tightest = min(limit for limit in family if limit >= head_dim)
-    assert default_config(head_dim, torch.bfloat16, capability) == family[tightest]
-    assert default_config(head_dim, torch.float32, capability).forward.block_m == 32
+    assert default_shapes(head_dim, torch.bfloat16, capability) == family[tightest]
+    assert default_shapes(head_dim, torch.float32, capability).forward.block_m == 32
 
 
 @needs_gpu
