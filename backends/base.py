@@ -30,6 +30,22 @@ class Forward:
     lse: Tensor | None
 
 
+@dataclass(frozen=True)
+class Call:
+    """What a launch may depend on, without the values: q_shape [B, Hq, T, D], kv_shape [B, Hkv, S, D]."""
+
+    q_shape: tuple[int, ...]
+    kv_shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    causal: bool
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, causal: bool) -> Call:
+        """The call with these tensors."""
+        return cls(tuple(q.shape), tuple(k.shape), q.dtype, q.device, causal)
+
+
 @runtime_checkable
 class Kernel(Protocol):
     """One implementation with one fix. Shapes: q [B, Hq, T, D], k and v [B, Hkv, S, D], Hq % Hkv == 0.
@@ -85,8 +101,9 @@ class Kernel(Protocol):
     ) -> Forward:
         """The forward pass alone, with LSE where the implementation exposes it."""
 
-    def launch_facts(self) -> dict[str, Any]:
-        """Pinned tile sizes, warps, stages, library and version: recorded with every row."""
+    def launch_facts(self, call: Call) -> dict[str, Any]:
+        """Tile sizes, warps, stages, library and version of a call that it takes; one is recorded with
+        every row. Plain scalars."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from backends.base import Backend, Kernel
+from backends.base import Backend, Call, Kernel
 from bench.measure.inputs import Inputs, digest, stack_seeds
 from bench.measure.metrics import input_metrics, output_metrics
 from bench.measure.numerics import FORMATS
@@ -106,6 +106,9 @@ class Case(Protocol):
     ) -> Measurement:
         """Measure `kernel`. Raises `Unsupported` where the question does not apply."""
 
+    def call(self, params: CaseParams, dtype: torch.dtype, seeds: int, device: torch.device) -> Call:
+        """The first call of a kernel, whose launch facts a row holds."""
+
     def external_inputs(self, params: CaseParams) -> list[str]:
         """Input files outside the suite, by their names in the parameters; a row has their sha256."""
 
@@ -174,6 +177,11 @@ class BaseCase:
     def inputs_digest(self, params: CaseParams, dtype: torch.dtype, seeds: int) -> str:
         """sha256 that identifies the inputs of a row."""
         return _inputs(self, params, dtype, seeds)[1]
+
+    def call(self, params: CaseParams, dtype: torch.dtype, seeds: int, device: torch.device) -> Call:
+        """With the inputs of all seeds, stacked."""
+        x = self.all_inputs(params, dtype, seeds)
+        return Call(tuple(x.q.shape), tuple(x.k.shape), dtype, device, x.causal)
 
     def external_inputs(self, params: CaseParams) -> list[str]:
         return []

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions
+from backends.base import Call, Forward, KernelOptions
 from backends.fixes import ALL_FIXES
 from backends.kernels.checks import check_qkv
 from backends.names import kernel_version
@@ -86,7 +86,7 @@ class BaseKernel(ABC):
             return Forward(self(q, k, v, causal=causal, scale=scale), lse=None)
 
     @abstractmethod
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         """See `backends.base.Kernel`."""
 
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions
+from backends.base import Call, Forward, KernelOptions
 from backends.fixes import FIXES
 from backends.kernels.base_kernel import BaseKernel
 from backends.kernels.composite import forward_op
@@ -54,7 +54,7 @@ class CompositeKernel(BaseKernel):
             o, m, total, _ = self.run(q, k, v, causal, scale)
         return Forward(o, m + total.log())
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         return {"tile_keys": self.options.tile or "whole", "matmul": "fp32", "exp": "fp32"}
 
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions, Unsupported
+from backends.base import Call, Forward, KernelOptions, Unsupported
 from backends.fixes import ALL_FIXES, FIXES
 from backends.kernels.base_kernel import BaseKernel
 from backends.kernels.eager import EagerAttention, Policy, Spec, default_scale, eager_forward
@@ -66,7 +66,7 @@ class EagerKernel(BaseKernel):
             result = eager_forward(q, k, v, causal, default_scale(q, scale), self.spec)
         return Forward(result.o, result.lse)
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         return {"tile_keys": self.options.tile or "whole", "matmul": "fp32", "exp": "fp32"}
 
 
@@ -117,7 +117,7 @@ class LadderKernel(EagerKernel):
             result = ladder_forward(q, k, v, causal, default_scale(q, scale), self.spec)
         return Forward(result.o, result.lse)
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         elementwise = "compiled" if self.options.compiled else "eager"
         return {"tile_keys": "whole", "matmul": "fp32 sums", "elementwise": elementwise}
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
+from backends.base import Call, Unsupported
 from backends.kernels.base_kernel import HALVES, ClosedKernel
 
 # generation: module, distribution that holds it
@@ -62,7 +62,7 @@ class FlashAttnKernel(ClosedKernel):
         o = o[0] if isinstance(o, tuple) else o
         return o.transpose(1, 2)  # [B, T, H, D] → [B, H, T, D]
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         package = PACKAGES[self.generation][1]
         try:
             version = importlib.metadata.version(package)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Forward
+from backends.base import Call, Forward
 from backends.kernels.base_kernel import ClosedKernel
 
 MAX_VARIANTS = 7  # of torch.compile's limit of 8
@@ -82,7 +82,7 @@ class FlexKernel(ClosedKernel):
         with torch.no_grad():
             return Forward(*self._run(q, k, v, causal, scale, return_lse=True))
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         library = f"torch {torch.__version__} inductor"
         return {"library": library, "tile_keys": "not exposed", **KERNEL_OPTIONS}
 

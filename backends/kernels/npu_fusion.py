@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions, Unsupported
+from backends.base import Call, Forward, KernelOptions, Unsupported
 from backends.kernels.base_kernel import ClosedKernel
 from backends.kernels.composite_kernels import CompositeKernel
 from backends.kernels.eager import default_scale
@@ -127,7 +127,7 @@ class FusionKernel(ClosedKernel):
             o, m, total = self.run(q, k, v, causal, scale)
         return Forward(o, m + total.log())
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         return {"library": f"torch_npu {torch_npu_version()}", "tile_keys": "not exposed"}
 
 
@@ -171,9 +171,9 @@ class VendorBackwardKernel(CompositeKernel):
         self.check(q, k, v)
         return _VendorBackward.apply(q, k, v, causal, default_scale(q, scale), self)
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         backward = {"backward": f"torch_npu {torch_npu_version()}", "backward_status": UNVERIFIED}
-        return super().launch_facts() | backward
+        return super().launch_facts(call) | backward
 
 
 def npu_fusion_kernels() -> dict[str, FusionKernel | VendorBackwardKernel]:

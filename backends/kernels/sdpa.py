@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from backends.base import Unsupported
+from backends.base import Call, Unsupported
 from backends.kernels.base_kernel import HALVES, ClosedKernel
 
 BACKENDS = {
@@ -63,7 +63,7 @@ class SdpaKernel(ClosedKernel):
                     f"PyTorch has no {self.algorithm} kernel for this: {why or error}"
                 ) from error
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         facts = {"library": f"torch {torch.__version__}", "tile_keys": "not exposed"}
         return facts | ({"warn_only": False} if self.strict else {})
 

@@ -238,13 +238,14 @@ def run_unit(unit: Unit, kernel: Kernel, backend: Backend, workspace: Workspace 
         with backend.deterministic(), strict(kernel):
             found = _measure(case, workspace)(configured, backend, params, dtype, unit.seeds)
             backend.synchronize()
+        call = case.call(params, dtype, unit.seeds, backend.device)
         fields |= {
             "status": "ok",
             "verdict": case.verdict(params, found.metrics),
             "metrics": found.metrics,
             "digests": found.digests,
             "series": {name: thin(curve) for name, curve in found.series.items()},
-            "launch": configured.launch_facts() | found.facts,
+            "launch": configured.launch_facts(call) | found.facts,
         }
     except Unsupported as reason:
         fields |= {"status": "unsupported", "reason": scrub(str(reason))[:500]}

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from backends.base import Backend, Kernel
+from backends.base import Backend, Call, Kernel
 from bench.measure.inputs import (
     Float64Array,
     Inputs,
@@ -193,6 +193,11 @@ class Drift(BaseCase):
         }
         digests = {"inputs": inputs_digest, "w_q": digest(path.w_q[-1])}
         return Measurement(metrics, digests, series)
+
+    def call(self, params: CaseParams, dtype: torch.dtype, seeds: int, device: torch.device) -> Call:
+        """One step of all seeds."""
+        q_shape, kv_shape = ((seeds, 1, length, HEAD_DIM) for length in (TOKENS, KEYS))
+        return Call(q_shape, kv_shape, dtype, device, causal=False)
 
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         assert isinstance(params, Params)

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from backends.base import Backend, Kernel, Unsupported
+from backends.base import Backend, Call, Kernel, Unsupported
 from bench.measure.inputs import digest, tensor_bytes
 from bench.measure.numerics import FORMATS
 from cases.algorithms import algorithms
@@ -152,6 +152,13 @@ class Ladder(BaseCase):
         size = params.size
         blocks = size.layers * (4 + 2 * size.mlp_ratio) * size.width**2
         return blocks + (size.vocabulary + size.context) * size.width + params.steps * params.batch
+
+    def call(self, params: CaseParams, dtype: torch.dtype, seeds: int, device: torch.device) -> Call:
+        """Attention of one layer; in float32 the probe is one of its channels."""
+        assert isinstance(params, Params)
+        probe = 1 if dtype == torch.float32 else 0
+        shape = (params.batch, params.heads, params.context, params.width // params.heads + probe)
+        return Call(shape, shape, dtype, device, causal=True)
 
     def verdict(self, params: CaseParams, metrics: Metrics) -> str:
         crash = metrics["crash_step"]

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from backends.base import Kernel, Unsupported
+from backends.base import Call, Kernel, Unsupported
 from backends.cpu import CpuBackend
 from backends.fixes import FIXES, SHIFT_CONST
 from backends.kernels.eager import Saved, Spec, eager_backward, eager_forward
@@ -688,8 +688,9 @@ def test_every_option_that_a_kernel_names_changes_its_bits(name: str) -> None:
 
 
 def test_launch_facts_record_the_tile() -> None:
-    assert FusedKernel("stock").launch_facts()["tile_keys"] == 128
-    assert FusedKernel("stock").configure(tile=0).launch_facts()["tile_keys"] == "whole"
+    call = Call((1, 1, 8, 16), (1, 1, 8, 16), torch.bfloat16, torch.device("cpu"), causal=False)
+    assert FusedKernel("stock").launch_facts(call)["tile_keys"] == 128
+    assert FusedKernel("stock").configure(tile=0).launch_facts(call)["tile_keys"] == "whole"
 
 
 # ---- arguments --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from backends.base import Unsupported
+from backends.base import Call, Unsupported
 from backends.cpu import CpuBackend
 from backends.kernels.sdpa import SdpaKernel, cpu_sdpa_kernels
 from bench.measure.inputs import Inputs, key_of, normal
@@ -154,10 +154,11 @@ def test_the_pin_does_not_outlive_the_call() -> None:
 def test_names_and_launch_facts() -> None:
     assert set(KERNELS) == {"sdpa-math/stock", "sdpa-flash/stock"}
     offered = CpuBackend().kernels()
+    call = Call((1, 1, 8, 16), (1, 1, 8, 16), torch.bfloat16, torch.device("cpu"), causal=False)
     for name, kernel in KERNELS.items():
         assert kernel.name == name
         assert kernel.fix == "stock"
-        assert torch.__version__ in kernel.launch_facts()["library"]
+        assert torch.__version__ in kernel.launch_facts(call)["library"]
         assert name in offered
 
 

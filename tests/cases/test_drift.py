@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from backends.base import Forward, Kernel, KernelOptions
+from backends.base import Call, Forward, Kernel, KernelOptions
 from backends.cpu import CpuBackend
 from bench.measure.inputs import Inputs, key_of, signs
 from bench.measure.reference import attention_reference
@@ -90,7 +90,7 @@ class Fake:
     ) -> Forward:
         return Forward(self(q, k, v, causal=causal, scale=scale), None)
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         return {}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from backends.base import Backend, Kernel, Unsupported
+from backends.base import Backend, Call, Kernel, Unsupported
 from bench.errors import UsageError
 from bench.files.records import Sha256, dumps
 from bench.files.source import source_sha256
@@ -182,6 +182,12 @@ class Gpt2(BaseCase):
         sequence = _batches(self.name, params, tokens).header.identity()
         found = {"data": tokens.sha256, "sequence": sequence}
         return self.recomputed_inputs(params, dtype, seeds, found)
+
+    def call(self, params: CaseParams, dtype: torch.dtype, seeds: int, device: torch.device) -> Call:
+        """Attention of one layer of a micro-batch."""
+        assert isinstance(params, Params)
+        shape = (params.micro_batch, params.heads, params.context, params.width // params.heads)
+        return Call(shape, shape, dtype, device, causal=True)
 
     def external_inputs(self, params: CaseParams) -> list[str]:
         """Files that a reader does not have; a row's digests `data` and `sequence` stand for them."""
