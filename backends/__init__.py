@@ -2,7 +2,8 @@
 
 Adding a backend: write `backends/<name>.py` with `unavailable_reason()` and `create()`, following
 `backends.base.Backend`, and add its line here. The module is imported only when somebody asks for
-that backend, and must import vendor packages inside `create()`.
+that backend, and must import vendor packages inside `create()`. Names of kernels and fixes are in
+`backends.names` and `backends.fixes`; neither imports torch.
 """
 
 import os
@@ -16,35 +17,3 @@ BACKENDS: dict[str, str] = {
     "cuda": "backends.cuda",
     "ascend": "backends.ascend",
 }
-
-# Every kernel name of every backend, so that a config can be checked on a machine that lacks some:
-# `triton/*` is no mistake on a laptop, `tritn/*` is one everywhere.
-FIX_NAMES = (
-    "stock",
-    "stabilized",
-    "consistent_l",
-    "stabilized+consistent_l",
-    "delta_fp32",
-    "delta_dp",
-    "stochastic",
-    "shift_const",
-)
-ABLATION_NAMES = ("o_fp32", "delta_rounded", "stochastic_independent", "delta_flipped", "delta_error_flipped")
-OURS = ("eager-stored", "eager-fused", "triton", "composite")
-CLOSED = (
-    "sdpa-math",
-    "sdpa-flash",
-    "sdpa-cudnn",
-    "sdpa-efficient",
-    "flex",
-    "flash-attn-2",
-    "flash-attn-3",
-    "flash-attn-4",
-    "npu-fusion",
-)
-KNOWN_KERNELS = (
-    *(f"{implementation}/{fix}" for implementation in OURS for fix in FIX_NAMES),
-    *(f"eager-ladder/{fix}" for fix in FIX_NAMES + ABLATION_NAMES),
-    *(f"{implementation}/stock" for implementation in CLOSED),
-    "composite/stabilized+vendor-backward",
-)

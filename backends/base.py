@@ -30,6 +30,22 @@ class Forward:
     lse: Tensor | None
 
 
+@dataclass(frozen=True)
+class Call:
+    """What a launch may depend on, without the values: q_shape [B, Hq, T, D], kv_shape [B, Hkv, S, D]."""
+
+    q_shape: tuple[int, ...]
+    kv_shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    causal: bool
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, causal: bool) -> Call:
+        """The call with these tensors."""
+        return cls(tuple(q.shape), tuple(k.shape), q.dtype, q.device, causal)
+
+
 @runtime_checkable
 class Kernel(Protocol):
     """One implementation with one fix. Shapes: q [B, Hq, T, D], k and v [B, Hkv, S, D], Hq % Hkv == 0.
@@ -43,7 +59,11 @@ class Kernel(Protocol):
 
     @property
     def fix(self) -> str:
-        """A name of `backends.kernels.fixes.FIXES`."""
+        """A name of `backends.fixes.ALL_FIXES`."""
+
+    @property
+    def version(self) -> int:
+        """Raised when its bits change on purpose; part of a row's key."""
 
     @property
     def dtypes(self) -> frozenset[torch.dtype]:
@@ -57,8 +77,19 @@ class Kernel(Protocol):
     def option_names(self) -> frozenset[str]:
         """The options that concern this kernel."""
 
+    @property
+    def strict(self) -> bool:
+        """Whether it is deterministic only where PyTorch's `warn_only` is off, see `cases.algorithms`."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it rounds at random: it then has an option `seed`."""
+
     def configure(self, **options: Any) -> Kernel:
         """The same kernel with some options changed; unknown names are an error."""
+
+    def reseeded(self, key: int) -> Kernel:
+        """The kernel with the random bits that a 128-bit key names, where it draws any; else itself."""
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
@@ -70,8 +101,9 @@ class Kernel(Protocol):
     ) -> Forward:
         """The forward pass alone, with LSE where the implementation exposes it."""
 
-    def launch_facts(self) -> dict[str, Any]:
-        """Pinned tile sizes, warps, stages, library and version: recorded with every row."""
+    def launch_facts(self, call: Call) -> dict[str, Any]:
+        """Tile sizes, warps, stages, library and version of a call that it takes; one is recorded with
+        every row. Plain scalars."""
 
 
 @dataclass(frozen=True)

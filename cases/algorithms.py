@@ -19,7 +19,7 @@ def strict(kernel: Kernel) -> Iterator[None]:
     PyTorch's flash and memory-efficient attention run the backward pass that adds by atomics.
     """
     enabled = torch.are_deterministic_algorithms_enabled()
-    if not (enabled and getattr(kernel, "strict", False)):
+    if not (enabled and kernel.strict):
         yield
         return
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import get_original_bases
 
-from backends.base import Backend, Kernel
+from backends.base import Backend, Call, Kernel
 from bench.files.load import Found
 from bench.files.records import Row
 from bench.measure.inputs import Inputs, stack_seeds
@@ -203,6 +203,11 @@ class Case(ABC, Generic[P]):
     @abstractmethod
     def run(self, kernel: Kernel, backend: Backend, problem: Problem[P]) -> Measurement:
         """Measure `kernel`. Raises `Unsupported` where the question does not apply."""
+
+    def call(self, problem: Problem[P], device: torch.device) -> Call:
+        """The first call of the kernel, whose launch facts a row holds."""
+        x = problem.inputs
+        return Call(tuple(x.q.shape), tuple(x.k.shape), problem.dtype, device, x.causal)
 
     def run_in(
         self, workspace: Workspace, kernel: Kernel, backend: Backend, problem: Problem[P]

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backends.fixes import FIXES
 from backends.kernels.eager import Saved, Spec, eager_backward, eager_forward
-from backends.kernels.fixes import FIXES
 
 
 def _spec(fix: str, tile: int, beta: float, tol: float, seed: int) -> Spec:

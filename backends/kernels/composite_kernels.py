@@ -9,14 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions
-from backends.kernels.checks import check_qkv
-from backends.kernels.closed import FLOATS
+from backends.base import Call, Forward, KernelOptions
+from backends.fixes import FIXES
+from backends.kernels.base_kernel import BaseKernel
 from backends.kernels.composite import forward_op
 from backends.kernels.eager import default_scale
-from backends.kernels.fixes import FIXES
-
-MAX_HEAD_DIM = 768  # that of the vendor's kernel, so that both take the same problems
 
 
 class CompositeOptions(KernelOptions):
@@ -29,32 +26,19 @@ class CompositeOptions(KernelOptions):
 
 
 @dataclass(frozen=True)
-class CompositeKernel:
+class CompositeKernel(BaseKernel):
     """One fix, at some options."""
 
-    fix: str
     options: CompositeOptions = field(default_factory=CompositeOptions)
-    dtypes: frozenset[torch.dtype] = FLOATS
-
-    @property
-    def name(self) -> str:
-        return f"composite/{self.fix}"
-
-    @property
-    def option_names(self) -> frozenset[str]:
-        fix = FIXES[self.fix]
-        names = {"tile"} | ({"beta", "tol"} if fix.shift == "repeated" else set())
-        return frozenset(names | ({"seed"} if fix.stochastic else set()))
-
-    def configure(self, **options: Any) -> CompositeKernel:
-        changed = CompositeOptions.model_validate(self.options.model_dump() | options)
-        return CompositeKernel(self.fix, changed, self.dtypes)
+    implementation = "composite"
+    own_options = frozenset({"tile"})
+    max_head_dim = 768  # that of the vendor's kernel, so that both take the same problems
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """o [B, Hq, T, D], m and ℓ [B, Hq, T], the residual of O (empty if none); differentiable in o."""
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        self.check(q, k, v)
         x = self.options
         return forward_op(q, k, v, causal, default_scale(q, scale), self.fix, x.tile, x.beta, x.tol, x.seed)
 
@@ -70,7 +54,7 @@ class CompositeKernel:
             o, m, total, _ = self.run(q, k, v, causal, scale)
         return Forward(o, m + total.log())
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         return {"tile_keys": self.options.tile or "whole", "matmul": "fp32", "exp": "fp32"}
 
 

@@ -8,8 +8,8 @@ Three storage policies say where values are rounded to the storage format:
 
 Both share flash attention's backward pass: P recomputed from S and LSE in FP32, dP and δ in FP32,
 P and dS cast to the storage format for their matrix products, FP32 accumulation. The third policy,
-`ladder`, is in `ladder.py`. What a fix changes is in `fixes.py`. GQA folds the query heads of a group
-into rows: [B, Hkv, G·T, D].
+`ladder`, is in `eager_ladder.py`. What a fix changes is in `backends/fixes.py`. GQA folds the query
+heads of a group into rows: [B, Hkv, G·T, D].
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from backends.kernels.fixes import Fix, row_shift
+from backends.fixes import Fix
+from backends.kernels.row_shift import row_shift
 from bench.measure.numerics import FORMATS, philox_words, round_mantissa, round_to_format
 
 CLAMP = 1e-10  # the smallest ℓ of the `stored` policy, before it is stored (FP16 makes it 0)

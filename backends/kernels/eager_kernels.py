@@ -5,21 +5,17 @@ training with few mantissa bits, `eager-ladder/<fix or ablation>`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions, Unsupported
-from backends.kernels.checks import check_qkv
+from backends.base import Call, Forward, KernelOptions, Unsupported
+from backends.fixes import ALL_FIXES, FIXES
+from backends.kernels.base_kernel import BaseKernel
 from backends.kernels.eager import EagerAttention, Policy, Spec, default_scale, eager_forward
 from backends.kernels.eager_ladder import LadderAttention, ladder_forward
-from backends.kernels.fixes import ABLATIONS, FIXES
-
-MAX_HEAD_DIM = 256
-DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
-ALL_FIXES = FIXES | ABLATIONS
 
 
 class EagerOptions(KernelOptions):
@@ -35,68 +31,99 @@ class EagerOptions(KernelOptions):
 
 
 @dataclass(frozen=True)
-class EagerKernel:
-    """One policy with one fix, at some options."""
+class EagerKernel(BaseKernel):
+    """One policy with one fix, over key tiles."""
 
-    policy: Policy
-    fix: str
     options: EagerOptions = field(default_factory=EagerOptions)
-    dtypes: frozenset[torch.dtype] = DTYPES
+    policy: ClassVar[Policy]
+    own_options = frozenset({"mantissa_bits", "tile"})
 
     @property
-    def name(self) -> str:
-        return f"eager-{self.policy}/{self.fix}"
+    def implementation(self) -> str:
+        return f"eager-{self.policy}"
 
     @property
     def option_names(self) -> frozenset[str]:
-        names, fix = {"mantissa_bits"}, ALL_FIXES[self.fix]
-        if self.policy != "ladder":
-            names.add("tile")
-        elif not fix.stochastic:  # whose random words are made outside of any compiled part
-            names.add("compiled")
-        if fix.shift == "repeated":
-            names |= {"beta", "tol"}
-        return frozenset(names | ({"seed"} if fix.stochastic else {"rounding"}))
-
-    def configure(self, **options: Any) -> EagerKernel:
-        changed = EagerOptions.model_validate(self.options.model_dump() | options)
-        return EagerKernel(self.policy, self.fix, changed, self.dtypes)
+        names = super().option_names
+        return names if "seed" in names else names | {"rounding"}
 
     @property
     def spec(self) -> Spec:
         return Spec(self.policy, ALL_FIXES[self.fix], **self.options.model_dump())
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Tensor:
+        self.check(q, k, v)
+        with torch.autocast(q.device.type, enabled=False):  # or FP32 products would be cast
+            return EagerAttention.apply(q, k, v, causal, default_scale(q, scale), self.spec)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Forward:
+        self.check(q, k, v)
+        with torch.autocast(q.device.type, enabled=False):
+            result = eager_forward(q, k, v, causal, default_scale(q, scale), self.spec)
+        return Forward(result.o, result.lse)
+
+    def launch_facts(self, call: Call) -> dict[str, Any]:
+        return {"tile_keys": self.options.tile or "whole", "matmul": "fp32", "exp": "fp32"}
+
+
+class StoredKernel(EagerKernel):
+    """`eager-stored/<fix>`."""
+
+    policy = "stored"
+
+
+class FusedKernel(EagerKernel):
+    """`eager-fused/<fix>`."""
+
+    policy = "fused"
+
+
+@dataclass(frozen=True)
+class LadderKernel(EagerKernel):
+    """`eager-ladder/<fix or ablation>`: untiled."""
+
+    options: EagerOptions = field(default_factory=lambda: EagerOptions(tile=0))
+    policy = "ladder"
+    own_options = frozenset({"mantissa_bits"})
+    seed_bits = 63
+
+    @property
+    def option_names(self) -> frozenset[str]:
+        names = super().option_names
+        # A compiled part makes no random words.
+        return names if "seed" in names else names | {"compiled"}
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        super().check(q, k, v)
         if self.options.compiled and q.dtype == torch.float16:  # see `Storage.by_cast`
             raise Unsupported("compiled: takes bfloat16 and float32; float16's range would be lost")
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Tensor:
-        self._check(q, k, v)
-        function = LadderAttention if self.policy == "ladder" else EagerAttention
-        with torch.autocast(q.device.type, enabled=False):  # or FP32 products would be cast
-            return function.apply(q, k, v, causal, default_scale(q, scale), self.spec)
+        self.check(q, k, v)
+        with torch.autocast(q.device.type, enabled=False):
+            return LadderAttention.apply(q, k, v, causal, default_scale(q, scale), self.spec)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Forward:
-        self._check(q, k, v)
-        run = ladder_forward if self.policy == "ladder" else eager_forward
+        self.check(q, k, v)
         with torch.autocast(q.device.type, enabled=False):
-            result = run(q, k, v, causal, default_scale(q, scale), self.spec)
+            result = ladder_forward(q, k, v, causal, default_scale(q, scale), self.spec)
         return Forward(result.o, result.lse)
 
-    def launch_facts(self) -> dict[str, Any]:
-        if self.policy == "ladder":
-            elementwise = "compiled" if self.options.compiled else "eager"
-            return {"tile_keys": "whole", "matmul": "fp32 sums", "elementwise": elementwise}
-        return {"tile_keys": self.options.tile or "whole", "matmul": "fp32", "exp": "fp32"}
+    def launch_facts(self, call: Call) -> dict[str, Any]:
+        elementwise = "compiled" if self.options.compiled else "eager"
+        return {"tile_keys": "whole", "matmul": "fp32 sums", "elementwise": elementwise}
 
 
 def eager_kernels() -> dict[str, EagerKernel]:
-    """Every policy with every fix; the ladder (untiled) with the ablations too."""
-    kernels = [EagerKernel(policy, fix) for policy in ("stored", "fused") for fix in FIXES]
-    kernels += [EagerKernel("ladder", fix, EagerOptions(tile=0)) for fix in ALL_FIXES]
+    """Every policy with every fix; the ladder with the ablations too."""
+    kernels: list[EagerKernel] = [cls(fix) for cls in (StoredKernel, FusedKernel) for fix in FIXES]
+    kernels += [LadderKernel(fix) for fix in ALL_FIXES]
     return {kernel.name: kernel for kernel in kernels}

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from backends.kernels.eager import Spec, Storage
-from backends.kernels.fixes import row_shift
+from backends.kernels.row_shift import row_shift
 
 _MASKED = float("-inf")
 SPECS = 512  # that one process may compile for

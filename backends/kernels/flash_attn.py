@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Unsupported
-from backends.kernels.checks import check_qkv
-from backends.kernels.closed import HALVES, MAX_HEAD_DIM, ClosedKernel
+from backends.base import Call, Unsupported
+from backends.kernels.base_kernel import HALVES, ClosedKernel
 
 # generation: module, distribution that holds it
 PACKAGES = {
@@ -32,12 +31,12 @@ PACKAGES = {
 class FlashAttnKernel(ClosedKernel):
     """`flash_attn_func` of one generation, deterministic where it can be asked for."""
 
-    generation: str = "2"
     dtypes: frozenset[torch.dtype] = HALVES
+    generation: str = "2"
 
     @property
-    def name(self) -> str:
-        return f"flash-attn-{self.generation}/stock"
+    def implementation(self) -> str:
+        return f"flash-attn-{self.generation}"
 
     def _function(self) -> Callable[..., Any]:
         module, package = PACKAGES[self.generation]
@@ -53,7 +52,7 @@ class FlashAttnKernel(ClosedKernel):
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Tensor:
         function = self._function()
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        self.check(q, k, v)
         if causal and q.shape[2] != k.shape[2]:
             raise Unsupported("causal with another number of queries than keys: aligned bottom-right")
         arguments: dict[str, Any] = {"softmax_scale": scale, "causal": causal}
@@ -63,7 +62,7 @@ class FlashAttnKernel(ClosedKernel):
         o = o[0] if isinstance(o, tuple) else o
         return o.transpose(1, 2)  # [B, T, H, D] → [B, H, T, D]
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         package = PACKAGES[self.generation][1]
         try:
             version = importlib.metadata.version(package)

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Forward
-from backends.kernels.checks import check_qkv
-from backends.kernels.closed import FLOATS, MAX_HEAD_DIM, ClosedKernel
+from backends.base import Call, Forward
+from backends.kernels.base_kernel import ClosedKernel
 
 MAX_VARIANTS = 7  # of torch.compile's limit of 8
 # The fused kernel that training uses. Left to itself, torch takes its decoding kernel for fewer than
@@ -51,13 +50,12 @@ def _causal_mask(queries: int, keys: int, device: torch.device) -> Any:
 class FlexKernel(ClosedKernel):
     """FlexAttention with a causal block mask or none; its launch shapes are chosen by torch."""
 
-    name: str = "flex/stock"
-    dtypes: frozenset[torch.dtype] = FLOATS
+    implementation = "flex"
 
     def _run(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, return_lse: bool
     ) -> Any:
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        self.check(q, k, v)
         mask = _causal_mask(q.shape[2], k.shape[2], q.device) if causal else None
         grouped = q.shape[1] != k.shape[1]
         grad = torch.is_grad_enabled() and q.requires_grad
@@ -84,7 +82,7 @@ class FlexKernel(ClosedKernel):
         with torch.no_grad():
             return Forward(*self._run(q, k, v, causal, scale, return_lse=True))
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         library = f"torch {torch.__version__} inductor"
         return {"library": library, "tile_keys": "not exposed", **KERNEL_OPTIONS}
 

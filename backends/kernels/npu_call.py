@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Unsupported
-from backends.kernels.closed import FLOATS
+from backends.kernels.base_kernel import FLOATS
 
 Layout = Literal["BNSD", "BSND", "TND"]
 LAYOUTS: dict[Layout, tuple[int, int]] = {

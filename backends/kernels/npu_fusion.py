@@ -15,10 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions, Unsupported
-from backends.kernels.checks import check_qkv
-from backends.kernels.closed import FLOATS
-from backends.kernels.composite_kernels import CompositeKernel, CompositeOptions
+from backends.base import Call, Forward, KernelOptions, Unsupported
+from backends.kernels.base_kernel import ClosedKernel
+from backends.kernels.composite_kernels import CompositeKernel
 from backends.kernels.eager import default_scale
 from backends.kernels.npu_call import (
     BOTTOM_RIGHT,
@@ -80,24 +79,19 @@ class FusionOptions(KernelOptions):
 
 
 @dataclass(frozen=True)
-class FusionKernel:
+class FusionKernel(ClosedKernel):
     """The vendor's fused attention."""
 
-    fix: str = field(default="stock", init=False)
     options: FusionOptions = field(default_factory=FusionOptions)
-    dtypes: frozenset[torch.dtype] = FLOATS
-    name: str = field(default="npu-fusion/stock", init=False)
-    option_names: frozenset[str] = field(default=frozenset({"layout", "sparse_mode"}), init=False)
-
-    def configure(self, **options: Any) -> FusionKernel:
-        changed = FusionOptions.model_validate(self.options.model_dump() | options)
-        return FusionKernel(changed, self.dtypes)
+    implementation = "npu-fusion"
+    own_options = frozenset({"layout", "sparse_mode"})
+    max_head_dim = MAX_HEAD_DIM
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """o [B, Hq, T, D], differentiable; row maximum m and sum ℓ [B, Hq, T] FP32."""
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
+        self.check(q, k, v)
         layout, anchor = self.options.layout, self.options.sparse_mode
         batch, _, queries, _ = q.shape
         keys = k.shape[2]
@@ -133,7 +127,7 @@ class FusionKernel:
             o, m, total = self.run(q, k, v, causal, scale)
         return Forward(o, m + total.log())
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         return {"library": f"torch_npu {torch_npu_version()}", "tile_keys": "not exposed"}
 
 
@@ -162,40 +156,24 @@ class _VendorBackward(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class VendorBackwardKernel:
+class VendorBackwardKernel(CompositeKernel):
     """`composite/stabilized` forward, the vendor's backward. Unverified: see the top of this file."""
 
     fix: str = field(default="stabilized", init=False)
-    options: CompositeOptions = field(default_factory=CompositeOptions)
-    dtypes: frozenset[torch.dtype] = FLOATS
-    name: str = field(default="composite/stabilized+vendor-backward", init=False)
 
     @property
-    def ours(self) -> CompositeKernel:
-        """The forward pass."""
-        return CompositeKernel(self.fix, self.options, self.dtypes)
-
-    @property
-    def option_names(self) -> frozenset[str]:
-        return self.ours.option_names
-
-    def configure(self, **options: Any) -> VendorBackwardKernel:
-        return VendorBackwardKernel(self.ours.configure(**options).options, self.dtypes)
+    def name(self) -> str:
+        return f"{super().name}+vendor-backward"
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Tensor:
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=MAX_HEAD_DIM)
-        return _VendorBackward.apply(q, k, v, causal, default_scale(q, scale), self.ours)
+        self.check(q, k, v)
+        return _VendorBackward.apply(q, k, v, causal, default_scale(q, scale), self)
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
-    ) -> Forward:
-        return self.ours.forward(q, k, v, causal=causal, scale=scale)
-
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         backward = {"backward": f"torch_npu {torch_npu_version()}", "backward_status": UNVERIFIED}
-        return self.ours.launch_facts() | backward
+        return super().launch_facts(call) | backward
 
 
 def npu_fusion_kernels() -> dict[str, FusionKernel | VendorBackwardKernel]:

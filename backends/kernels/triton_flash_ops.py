@@ -22,10 +22,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from backends.fixes import FIXES
 from backends.kernels import triton_flash
-from backends.kernels.fixes import FIXES
 from backends.kernels.triton_flash import dkdv_kernel, dq_kernel, forward_kernel
-from backends.kernels.triton_tiles import ASCEND, Config, Tile, default_config, pack, unpack
+from backends.kernels.triton_tiles import ASCEND, LaunchShapes, Tile, default_shapes, pack, unpack
 
 with contextlib.suppress(ImportError):  # triton-ascend has none: there is no TMA
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -61,12 +61,12 @@ def capability_of(device: torch.device) -> tuple[int, int]:
 
 
 def launch_facts(
-    head_dim: int, dtype: torch.dtype, device: torch.device, config: Config | None = None
+    head_dim: int, dtype: torch.dtype, device: torch.device, shapes: LaunchShapes | None = None
 ) -> dict:
     """Pinned launch shapes and versions, as recorded with every result row."""
-    config = config or default_config(head_dim, dtype, capability_of(device))
+    shapes = shapes or default_shapes(head_dim, dtype, capability_of(device))
     versions = {"triton": triton.__version__, "torch": torch.__version__}
-    return {**versions, "tma": _use_tma(device), **asdict(config)}
+    return {**versions, "tma": _use_tma(device), **asdict(shapes)}
 
 
 # ---------------------------------------------------------------------------------------- checks
@@ -235,7 +235,7 @@ def _row_argument(x: Tensor, block: int):
     if not _use_tma(x.device):
         return x
     if block < 32:
-        raise ValueError(f"config: dkdv.block_m {block}; allowed: >= 32, TMA writes 128-byte lines")
+        raise ValueError(f"shapes: dkdv.block_m {block}; allowed: >= 32, TMA writes 128-byte lines")
     key = (x.dtype, x.shape, block)
     if made := _again(key, x):
         return made
@@ -256,14 +256,14 @@ def _options(tile: Tile, x: Tensor) -> dict:
 
 def _launch_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, fix: str, beta: float, tol: float,
-    seed: int, config: Config, trace: bool = False,
+    seed: int, shapes: LaunchShapes, trace: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(o, lse, residual, fired); the last two are empty unless the fix, or trace, asks for them."""
     check_device(q)
     batch, heads, len_q, _ = q.shape
     q, k, v = map(_addressable, (q, k, v))
     switches = forward_switches(fix, q.dtype)
-    tile = config.forward
+    tile = shapes.forward
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     residual = torch.empty_like(o) if switches["RESIDUAL"] else o.new_empty(0)
@@ -320,7 +320,7 @@ def _launch_dkdv(
 
 def _launch_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, residual: Tensor,
-    causal: bool, scale: float, fix: str, config: Config,
+    causal: bool, scale: float, fix: str, shapes: LaunchShapes,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     check_device(q)
     if q.numel() == 0:
@@ -329,28 +329,28 @@ def _launch_backward(
     do, q, k, v = map(_addressable, (do, q, k, v))
     with _launching_on(q.device):
         dq, lse_log2, delta = _launch_dq(
-            do, q, k, v, o, lse, residual, causal, scale, fix, config.dq
+            do, q, k, v, o, lse, residual, causal, scale, fix, shapes.dq
         )  # fmt: skip
-        return dq, *_launch_dkdv(do, q, k, v, lse_log2, delta, causal, scale, config.dkdv)
+        return dq, *_launch_dkdv(do, q, k, v, lse_log2, delta, causal, scale, shapes.dkdv)
 
 
 # ---------------------------------------------------------------------- torch.library and autograd
-def _config(packed: list[int], q: Tensor, fix: str) -> Config:
+def _shapes(packed: list[int], q: Tensor, fix: str) -> LaunchShapes:
     """The launch shapes in `packed`, or the pinned default for q if it is empty."""
     chip, stochastic = capability_of(q.device), FIXES[fix].stochastic
-    return unpack(packed) or default_config(q.shape[3], q.dtype, chip, stochastic)
+    return unpack(packed) or default_shapes(q.shape[3], q.dtype, chip, stochastic)
 
 
 @torch.library.custom_op("attnrepro::triton_forward", mutates_args=())
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, fix: str, beta: float, tol: float,
-    seed: int, config: list[int],
+    seed: int, shapes: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _launch_forward(q, k, v, causal, scale, fix, beta, tol, seed, _config(config, q, fix))[:3]
+    return _launch_forward(q, k, v, causal, scale, fix, beta, tol, seed, _shapes(shapes, q, fix))[:3]
 
 
 @_forward_op.register_fake
-def _(q, k, v, causal, scale, fix, beta, tol, seed, config):
+def _(q, k, v, causal, scale, fix, beta, tol, seed, shapes):
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     residual = torch.empty_like(o) if fix == "delta_fp32" else o.new_empty(0)
     return o, torch.empty(q.shape[:3], dtype=torch.float32, device=q.device), residual
@@ -359,20 +359,20 @@ def _(q, k, v, causal, scale, fix, beta, tol, seed, config):
 @torch.library.custom_op("attnrepro::triton_backward", mutates_args=())
 def _backward_op(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, residual: Tensor,
-    causal: bool, scale: float, fix: str, config: list[int],
+    causal: bool, scale: float, fix: str, shapes: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return _launch_backward(
-        do, q, k, v, o, lse, residual, causal, scale, fix, _config(config, q, fix)
+        do, q, k, v, o, lse, residual, causal, scale, fix, _shapes(shapes, q, fix)
     )  # fmt: skip
 
 
 @_backward_op.register_fake
-def _(do, q, k, v, o, lse, residual, causal, scale, fix, config):
+def _(do, q, k, v, o, lse, residual, causal, scale, fix, shapes):
     return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, ctx.causal, ctx.scale, ctx.fix, _, _, _, ctx.config = inputs
+    q, k, v, ctx.causal, ctx.scale, ctx.fix, _, _, _, ctx.shapes = inputs
     o, lse, residual = output
     ctx.save_for_backward(q, k, v, o, lse, residual)
     ctx.mark_non_differentiable(lse, residual)
@@ -380,7 +380,7 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, do, _dlse, _dresidual):
-    grads = _backward_op(do, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.fix, ctx.config)
+    grads = _backward_op(do, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.fix, ctx.shapes)
     return *grads, None, None, None, None, None, None, None
 
 
@@ -392,12 +392,12 @@ class TritonAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, causal, scale, fix, beta, tol, seed, packed):
-        config = _config(packed, q, fix)
+        shapes = _shapes(packed, q, fix)
         o, lse, residual, _ = _launch_forward(
-            q, k, v, causal, scale, fix, beta, tol, seed, config
+            q, k, v, causal, scale, fix, beta, tol, seed, shapes
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, o, lse, residual)
-        ctx.call, ctx.config, ctx.packed = (causal, scale, fix), config, packed
+        ctx.call, ctx.shapes, ctx.packed = (causal, scale, fix), shapes, packed
         return o
 
     @staticmethod
@@ -406,7 +406,7 @@ class TritonAttention(torch.autograd.Function):
         causal, scale, fix = ctx.call
         arguments = (do, q, k, v, o, lse, residual, causal, scale, fix)
         if _plain(do) and not torch.is_grad_enabled():
-            grads = _launch_backward(*arguments, ctx.config)
+            grads = _launch_backward(*arguments, ctx.shapes)
         else:  # traced, batched, or with create_graph: the operator refuses a second derivative
             grads = _backward_op(*arguments, ctx.packed)
         return *grads, None, None, None, None, None, None, None
@@ -439,7 +439,7 @@ def _checked_scale(q, k, v, scale, fix, beta, tol, seed) -> float:
 def triton_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None,
     fix: str = "stock", beta: float = 2.0, tol: float = 1e-3, seed: int = 0,
-    config: Config | None = None,
+    shapes: LaunchShapes | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention output [B, Hq, Tq, D] in q's dtype; differentiable in q, k, v.
 
@@ -449,7 +449,7 @@ def triton_attention(
     `stochastic`.  Raises ValueError for anything else, naming the argument.
     """
     scale = _checked_scale(q, k, v, scale, fix, beta, tol, seed)
-    arguments = (q, k, v, causal, scale, fix, beta, tol, seed, pack(config))
+    arguments = (q, k, v, causal, scale, fix, beta, tol, seed, pack(shapes))
     if _plain(q, k, v):
         return TritonAttention.apply(*arguments)
     return _forward_op(*arguments)[0]
@@ -458,19 +458,19 @@ def triton_attention(
 def triton_attention_forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None,
     fix: str = "stock", beta: float = 2.0, tol: float = 1e-3, seed: int = 0,
-    config: Config | None = None,
+    shapes: LaunchShapes | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(o, lse): as `triton_attention`, and lse fp32 [B, Hq, Tq] in natural-log units."""
     scale = _checked_scale(q, k, v, scale, fix, beta, tol, seed)
-    return _forward_op(q, k, v, causal, scale, fix, beta, tol, seed, pack(config))[:2]
+    return _forward_op(q, k, v, causal, scale, fix, beta, tol, seed, pack(shapes))[:2]
 
 
 def shifted_tiles(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None,
-    beta: float = 2.0, tol: float = 1e-3, config: Config | None = None,
+    beta: float = 2.0, tol: float = 1e-3, shapes: LaunchShapes | None = None,
 ) -> Tensor:  # fmt: skip
     """Which (row, key tile) took `stabilized`'s shift: int8 [B, Hq, Tq, cdiv(Tk, block_n)]."""
     scale = _checked_scale(q, k, v, scale, "stabilized", beta, tol, 0)
-    config = config or default_config(q.shape[3], q.dtype, capability_of(q.device))
-    args = (q, k, v, causal, scale, "stabilized", beta, tol, 0, config)
+    shapes = shapes or default_shapes(q.shape[3], q.dtype, capability_of(q.device))
+    args = (q, k, v, causal, scale, "stabilized", beta, tol, 0, shapes)
     return _launch_forward(*args, trace=True)[3]

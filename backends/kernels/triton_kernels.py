@@ -17,12 +17,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from backends.base import Forward, KernelOptions, Unsupported
-from backends.kernels.checks import check_qkv
-from backends.kernels.fixes import FIXES
-from backends.kernels.triton_tiles import Config, default_config
-
-DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+from backends.base import Call, Forward, KernelOptions, Unsupported
+from backends.fixes import FIXES
+from backends.kernels.base_kernel import BaseKernel
+from backends.kernels.triton_tiles import LaunchShapes, default_shapes
 
 
 class TritonOptions(KernelOptions):
@@ -36,50 +34,34 @@ class TritonOptions(KernelOptions):
 
 
 @dataclass(frozen=True)
-class TritonKernel:
+class TritonKernel(BaseKernel):
     """Fused attention with one fix, at pinned launch shapes."""
 
-    fix: str
     options: TritonOptions = field(default_factory=TritonOptions)
-    dtypes: frozenset[torch.dtype] = DTYPES
-    _launched: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    implementation = "triton"
+    own_options = frozenset({"block_n", "autotune"})
 
-    @property
-    def name(self) -> str:
-        return f"triton/{self.fix}"
-
-    @property
-    def option_names(self) -> frozenset[str]:
-        fix = FIXES[self.fix]
-        names = {"block_n", "autotune"}
-        if fix.shift == "repeated":
-            names |= {"beta", "tol"}
-        return frozenset(names | ({"seed"} if fix.stochastic else set()))
-
-    def configure(self, **options: Any) -> TritonKernel:
-        changed = TritonOptions.model_validate(self.options.model_dump() | options)
-        # Fresh random bits are the same launch: its facts stay with the kernel that was configured.
-        launched = self._launched if options.keys() <= {"seed"} else {}
-        return TritonKernel(self.fix, changed, self.dtypes, launched)
-
-    def _arguments(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
-        """What the operator is called with, once the input is checked; notes the launch shapes."""
+    def launch_shapes(self, call: Call) -> LaunchShapes:
+        """Pinned ones, or those found by autotuning. Raises Unsupported."""
         from backends.kernels import triton_flash_ops as ops
 
-        check_qkv(q, k, v, dtypes=self.dtypes, max_head_dim=256)
-        if q.shape[3] not in ops.HEAD_DIMS:
-            raise Unsupported(f"head_dim {q.shape[3]}: this kernel takes {ops.HEAD_DIMS}")
-        chip, stochastic = ops.capability_of(q.device), FIXES[self.fix].stochastic
-        config = default_config(q.shape[3], q.dtype, chip, stochastic)
+        head_dim = call.q_shape[3]
+        if head_dim not in ops.HEAD_DIMS:
+            raise Unsupported(f"head_dim {head_dim}: this kernel takes {ops.HEAD_DIMS}")
+        chip, stochastic = ops.capability_of(call.device), FIXES[self.fix].stochastic
+        shapes = default_shapes(head_dim, call.dtype, chip, stochastic)
         if self.options.autotune:
-            if q.device.type != "cuda":
-                raise Unsupported(f"autotune: on CUDA alone, not on {q.device.type}")
-            config = _tuned(self.fix, causal, q.dtype, q.device, tuple(q.shape), tuple(k.shape))
+            if call.device.type != "cuda":
+                raise Unsupported(f"autotune: on CUDA alone, not on {call.device.type}")
+            shapes = _tuned(self.fix, call)
         if self.options.block_n:
-            config = replace(config, forward=replace(config.forward, block_n=self.options.block_n))
-        if not self._launched:  # a wider probe may follow the call that a row is about
-            self._launched.update(ops.launch_facts(q.shape[3], q.dtype, q.device, config))
-        chosen = {"fix": self.fix, "config": config}
+            shapes = replace(shapes, forward=replace(shapes.forward, block_n=self.options.block_n))
+        return shapes
+
+    def _arguments(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
+        """What the operator is called with, once the input is checked."""
+        self.check(q, k, v)
+        chosen = {"fix": self.fix, "shapes": self.launch_shapes(Call.of(q, k, causal))}
         return chosen | self.options.model_dump(include={"beta", "tol", "seed"})
 
     def __call__(
@@ -100,36 +82,30 @@ class TritonKernel:
         with torch.no_grad(), _too_large_is_unsupported():
             return Forward(*triton_attention_forward(q, k, v, causal=causal, scale=scale, **arguments))
 
-    def launch_facts(self) -> dict[str, Any]:
-        """Launch shapes of the first call: they depend on head_dim, dtype and chip."""
-        facts: dict[str, Any] = {}
-        for name, value in self._launched.items():
+    def launch_facts(self, call: Call) -> dict[str, Any]:
+        from backends.kernels import triton_flash_ops as ops
+
+        shapes, facts = self.launch_shapes(call), dict[str, Any]()
+        for name, value in ops.launch_facts(call.q_shape[3], call.dtype, call.device, shapes).items():
             parts = value if isinstance(value, dict) else {None: value}
             facts |= {name if part is None else f"{name}_{part}": v for part, v in parts.items()}
         return facts
 
 
 @cache
-def _tuned(
-    fix: str,
-    causal: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    q_shape: tuple[int, ...],
-    kv_shape: tuple[int, ...],
-) -> Config:
+def _tuned(fix: str, call: Call) -> LaunchShapes:
     """The fastest launch shapes for a problem, found once a process on random inputs."""
     import triton
 
     from backends.kernels.triton_tune import tune
 
-    q = torch.randn(q_shape, device=device).to(dtype)
-    k, v = (torch.randn(kv_shape, device=device).to(dtype) for _ in range(2))
+    q = torch.randn(call.q_shape, device=call.device).to(call.dtype)
+    k, v = (torch.randn(call.kv_shape, device=call.device).to(call.dtype) for _ in range(2))
 
     def time_ms(run: Callable[[], object]) -> float:
         return float(triton.testing.do_bench(run, return_mode="median"))
 
-    return tune(q, k, v, causal=causal, fix=fix, time_ms=time_ms)
+    return tune(q, k, v, causal=call.causal, fix=fix, time_ms=time_ms)
 
 
 @contextlib.contextmanager

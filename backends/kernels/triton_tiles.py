@@ -24,7 +24,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Config:
+class LaunchShapes:
     """Pinned launch shapes of the three passes."""
 
     forward: Tile
@@ -38,36 +38,36 @@ PINNED = {
     # One warp group a program and several programs a multiprocessor: one multiplies while another
     # exponentiates, which Triton doesn't arrange inside a program on this family.
     "sm90": {
-        32: Config(Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
-        64: Config(Tile(64, 64, 4, 3, 0, True), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3)),
-        128: Config(Tile(64, 64, 4, 3, 0, True), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3, 0, True)),
-        256: Config(Tile(64, 32, 4, 3, 0, True), Tile(64, 64, 8, 2), Tile(128, 32, 8, 2)),
+        32: LaunchShapes(Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+        64: LaunchShapes(Tile(64, 64, 4, 3, 0, True), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3)),
+        128: LaunchShapes(Tile(64, 64, 4, 3, 0, True), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3, 0, True)),
+        256: LaunchShapes(Tile(64, 32, 4, 3, 0, True), Tile(64, 64, 8, 2), Tile(128, 32, 8, 2)),
     },
     "sm100": {  # compiled ahead of time, never run
-        64: Config(Tile(128, 128, 8, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2)),
-        128: Config(Tile(128, 128, 8, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2)),
-        256: Config(Tile(128, 64, 8, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 2)),
+        64: LaunchShapes(Tile(128, 128, 8, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2)),
+        128: LaunchShapes(Tile(128, 128, 8, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 2)),
+        256: LaunchShapes(Tile(128, 64, 8, 2), Tile(32, 64, 8, 1), Tile(64, 32, 8, 2)),
     },
     "sm80": {  # also sm86, sm89, sm120: within 99 KiB a block; compiled ahead of time, never run
-        64: Config(Tile(64, 64, 4, 3), Tile(32, 64, 4, 2), Tile(64, 32, 4, 2)),
-        128: Config(Tile(64, 64, 4, 2), Tile(64, 64, 8, 2), Tile(64, 32, 4, 2)),
-        256: Config(Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 4, 1)),
+        64: LaunchShapes(Tile(64, 64, 4, 3), Tile(32, 64, 4, 2), Tile(64, 32, 4, 2)),
+        128: LaunchShapes(Tile(64, 64, 4, 2), Tile(64, 64, 8, 2), Tile(64, 32, 4, 2)),
+        256: LaunchShapes(Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 4, 1)),
     },
     # Within 192 KiB of unified buffer a vector core, 64/64/128 KiB of L0A/L0B/L0C and 512 KiB of L1 a
     # cube core, every fix; compiled ahead of time, never run. Warps and stages mean nothing there.
     "ascend910b": {
-        128: Config(Tile(64, 64, 4, 1), Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
-        256: Config(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+        128: LaunchShapes(Tile(64, 64, 4, 1), Tile(64, 64, 4, 1), Tile(64, 64, 4, 1)),
+        256: LaunchShapes(Tile(64, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     },
 }
 ASCEND = (0, 0)  # stands for the compute capability that an NPU has none of
-FP32 = Config(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))  # no tensor cores
+FP32 = LaunchShapes(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1))  # no tensor cores
 ASCEND_FP32 = replace(FP32, dkdv=Tile(16, 32, 4, 1))  # what fits at head_dim 256
 
 
-def default_config(
+def default_shapes(
     head_dim: int, dtype: torch.dtype, capability: tuple[int, int], stochastic: bool = False
-) -> Config:
+) -> LaunchShapes:
     """The pinned launch shapes for a head_dim, dtype and compute capability.
 
     Args: stochastic the fix rounds O stochastically: bishengir-compile (1.2.0) does not finish on random
@@ -76,29 +76,29 @@ def default_config(
     if dtype == torch.float32:
         return ASCEND_FP32 if capability == ASCEND else FP32
     family = {0: "ascend910b", 9: "sm90", 10: "sm100"}.get(capability[0], "sm80")
-    config = next(config for limit, config in PINNED[family].items() if head_dim <= limit)
+    shapes = next(shapes for limit, shapes in PINNED[family].items() if head_dim <= limit)
     if stochastic and capability == ASCEND:
         padded = 1 << (head_dim - 1).bit_length()
-        queries = min(config.forward.block_m, 4096 // padded)
-        config = replace(config, forward=replace(config.forward, block_m=queries))
-    return config
+        queries = min(shapes.forward.block_m, 4096 // padded)
+        shapes = replace(shapes, forward=replace(shapes.forward, block_m=queries))
+    return shapes
 
 
-# torch.library operators take no dataclass, so a Config travels as 18 integers, or none for the default.
+# torch.library operators take no dataclass: launch shapes travel as 18 integers, or none for the default.
 
 
-def pack(config: Config | None) -> list[int]:
+def pack(shapes: LaunchShapes | None) -> list[int]:
     """The launch shapes as integers."""
-    tiles = (config.forward, config.dkdv, config.dq) if config else ()
+    tiles = (shapes.forward, shapes.dkdv, shapes.dq) if shapes else ()
     return [int(n) for tile in tiles for n in astuple(tile)]
 
 
-def unpack(packed: list[int]) -> Config | None:
+def unpack(packed: list[int]) -> LaunchShapes | None:
     """The inverse of `pack`."""
     if not packed:
         return None
     forward, dkdv, dq = (packed[i : i + 6] for i in (0, 6, 12))
-    return Config(_tile(forward), _tile(dkdv), _tile(dq))
+    return LaunchShapes(_tile(forward), _tile(dkdv), _tile(dq))
 
 
 def _tile(n: list[int]) -> Tile:

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from backends.kernels.triton_flash_ops import _launch_backward, _launch_forward
-from backends.kernels.triton_tiles import Config, Tile, default_config
+from backends.kernels.triton_tiles import LaunchShapes, Tile, default_shapes
 
 CANDIDATES: dict[str, tuple[Tile, ...]] = {
     "forward": (
@@ -32,25 +32,25 @@ def tune(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, fix: str = "stock",
     time_ms: Callable[[Callable[[], object]], float],
     candidates: dict[str, tuple[Tile, ...]] = CANDIDATES,
-) -> Config:  # fmt: skip
-    """The fastest Config out of `candidates` on these inputs, by `time_ms(run)`.
+) -> LaunchShapes:  # fmt: skip
+    """The fastest LaunchShapes out of `candidates` on these inputs, by `time_ms(run)`.
 
     For speed runs alone (record the winner): a numeric case pins its tiles, which decide
     low-order bits.  Tiles that don't fit the chip's shared memory or registers are passed over.
     """
-    best = default_config(q.shape[3], q.dtype, torch.cuda.get_device_capability(q.device))
+    best = default_shapes(q.shape[3], q.dtype, torch.cuda.get_device_capability(q.device))
     options = (causal, q.shape[3] ** -0.5, fix)
     o, lse, residual, _ = _launch_forward(q, k, v, *options, 2.0, 1e-3, 0, best)
     for name, tiles in candidates.items():
         times = {}
         for tile in {getattr(best, name), *tiles}:
-            config = replace(best, **{name: tile})
+            shapes = replace(best, **{name: tile})
 
-            def run(config=config, name=name):
+            def run(shapes=shapes, name=name):
                 if name == "forward":
-                    _launch_forward(q, k, v, *options, 2.0, 1e-3, 0, config)
+                    _launch_forward(q, k, v, *options, 2.0, 1e-3, 0, shapes)
                 else:
-                    _launch_backward(o, q, k, v, o, lse, residual, *options, config)
+                    _launch_backward(o, q, k, v, o, lse, residual, *options, shapes)
 
             try:
                 times[tile] = time_ms(run)

@@ -16,8 +16,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from backends import KNOWN_KERNELS
 from backends.base import Backend
+from backends.names import KNOWN_KERNELS
 from bench.errors import UsageError, explain, nearest
 from bench.files.records import MAX_ROWS, DTypeName, Machine, Offered, Row, Scalar, row_key, unit_id
 from bench.run.config import CaseEntry, Config

@@ -75,7 +75,7 @@ def run_unit(
             "metrics": found.metrics,
             "digests": found.digests | {"inputs": case.inputs_digest(problem, found.digests)},
             "series": {name: thin(curve) for name, curve in found.series.items()},
-            "launch": configured.launch_facts() | found.facts,
+            "launch": configured.launch_facts(case.call(problem, backend.device)) | found.facts,
         }
     except Unsupported as reason:
         fields |= {"status": "unsupported", "reason": scrub(str(reason))[:500]}

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from backends.base import Backend, Kernel
+from backends.base import Backend, Call, Kernel
 from bench.measure.inputs import (
     Float64Array,
     Inputs,
@@ -195,6 +195,11 @@ class Drift(Case[Params]):
         }
         return Measurement(metrics, {"w_q": digest(path.w_q[-1])}, series)
 
+    def call(self, problem: Problem[Params], device: torch.device) -> Call:
+        """One step of all seeds."""
+        q_shape, kv_shape = ((problem.seeds, 1, length, HEAD_DIM) for length in (TOKENS, KEYS))
+        return Call(q_shape, kv_shape, problem.dtype, device, causal=False)
+
     def verdict(self, params: Params, metrics: Metrics) -> str:
         finite = math.isfinite(metrics["drift_abs_mean"])
         if not finite or not metrics["abs_ulp_mean"] <= MAX_ERROR_ULP:
@@ -235,10 +240,9 @@ def queries(tokens: Tensor, w_q: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _reseeded(kernel: Kernel, name: str, step: int) -> Kernel:
     """The kernel with fresh random bits for each step after the first, where it draws any."""
-    if step == 0 or "seed" not in kernel.option_names:  # the first call also notes launch facts
+    if step == 0 or not kernel.draws:
         return kernel
-    own = kernel.options.model_dump()["seed"]
-    return kernel.configure(seed=key_of(name, "rounding", own, step) >> 97)  # 31 bits fit every kernel
+    return kernel.reseeded(key_of(name, "rounding", kernel.options.model_dump()["seed"], step))
 
 
 def descend(layer: Layer, inputs: Inputs, gradient: Gradient, params: Params, dtype: torch.dtype) -> Path:

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from backends.base import Backend, Kernel, Unsupported
+from backends.base import Backend, Call, Kernel, Unsupported
 from bench.files.load import Found
 from bench.measure.inputs import digest, tensor_bytes
 from bench.measure.numerics import FORMATS
@@ -23,7 +23,6 @@ from cases.crash.documents import documents
 from cases.crash.language import tokens
 from cases.crash.model import Size, fresh_model, initial_weights
 from cases.crash.runs import Group, groups
-from cases.crash.signals import draws
 from cases.crash.steps import Recipe
 from cases.crash.train import (
     Log,
@@ -120,7 +119,7 @@ class Ladder(Case[Params]):
             params.log_every,
             read_every=1 if device.type == "cpu" else 0,
             stop_after_explosion=params.stop_after_explosion,
-            graph=device.type == "cuda" and not draws(kernel),
+            graph=device.type == "cuda" and not kernel.draws,
         )
         with one_thread(), algorithms(deterministic=True):
             log = train(
@@ -153,6 +152,13 @@ class Ladder(Case[Params]):
         size = params.size
         blocks = size.layers * (4 + 2 * size.mlp_ratio) * size.width**2
         return blocks + (size.vocabulary + size.context) * size.width + params.steps * params.batch
+
+    def call(self, problem: Problem[Params], device: torch.device) -> Call:
+        """Attention of one layer; in float32 the probe is one of its channels."""
+        params = problem.params
+        head_dim = params.size.head_dim + (problem.dtype == torch.float32)
+        shape = (params.batch, params.heads, params.context, head_dim)
+        return Call(shape, shape, problem.dtype, device, causal=True)
 
     def verdict(self, params: Params, metrics: Metrics) -> str:
         return training_verdict(metrics)

@@ -69,19 +69,11 @@ class Attention:
         return kernel(padded, k, v, causal=True, scale=scale)[..., :-1]
 
 
-def draws(kernel: Kernel) -> bool:
-    """Whether the kernel rounds at random: it then takes another seed each step."""
-    return "seed" in kernel.option_names
-
-
 def reseeded(kernel: Kernel, *stream: str | int) -> Kernel:
     """The kernel with random bits of their own for `stream` (which names step and layer), where it draws
     any; its own seed, where that is not 0, is part of the name."""
-    if not draws(kernel):
-        return kernel
-    own = kernel.options.model_dump()["seed"]
-    key = key_of(*stream, own) if own else key_of(*stream)
-    return kernel.configure(seed=key >> (65 if kernel.name.startswith("eager") else 97))
+    own = kernel.options.model_dump().get("seed")
+    return kernel.reseeded(key_of(*stream, own) if own else key_of(*stream))
 
 
 def probe_channels(head_dim: int) -> int:

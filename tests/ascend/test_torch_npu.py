@@ -160,8 +160,8 @@ def test_composite_kernels_on_fake_npu_tensors(name: str) -> None:
 
 def test_composite_operators_have_an_npu_kernel_of_operators_that_npus_have() -> None:
     """What torch_npu has no kernel of runs on the host, right but slow: copysign, for `stochastic`."""
+    from backends.fixes import FIXES
     from backends.kernels import composite
-    from backends.kernels.fixes import FIXES
 
     for operator in ("composite_forward", "composite_backward"):
         assert has_kernel(f"attnrepro::{operator}", "PrivateUse1")

@@ -31,10 +31,10 @@ from triton.backends.ascend import compiler
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
+from backends.fixes import FIXES
 from backends.kernels import triton_flash
 from backends.kernels import triton_flash_ops as ops
-from backends.kernels.fixes import FIXES
-from backends.kernels.triton_tiles import ASCEND, Tile, default_config
+from backends.kernels.triton_tiles import ASCEND, Tile, default_shapes
 
 CHIPS = ("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4")
 BISHENG = Path(importlib.util.find_spec("ascendnpuir").origin).parent / "bin" / "bishengir-compile"  # type: ignore[union-attr,arg-type]
@@ -141,7 +141,7 @@ def check_compiles(
     folder: Path,
     causal: bool = True,
 ) -> None:
-    tile = getattr(default_config(head_dim, dtype, ASCEND, FIXES[fix].stochastic), name)
+    tile = getattr(default_shapes(head_dim, dtype, ASCEND, FIXES[fix].stochastic), name)
     done = bisheng(linalg(name, fix, head_dim, dtype, causal, tile), chip, path, folder)
     where = f"{name} {fix} D={head_dim} {dtype} {chip}"
     assert done.returncode == 0, f"{where}: {(done.stdout + done.stderr)[-2000:]}"
@@ -198,7 +198,7 @@ def test_the_compiler_refuses_tiles_that_do_not_fit(path: str, tmp_path: Path) -
 def test_casts_to_half_precision_are_nearest_even(dtype: torch.dtype, path: str, tmp_path: Path) -> None:
     short = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
     for name, fix in (("forward", "delta_fp32"), ("dq", "stock"), ("dkdv", "stock")):
-        tile = getattr(default_config(64, dtype, ASCEND), name)
+        tile = getattr(default_shapes(64, dtype, ASCEND), name)
         text = linalg(name, fix, 64, dtype, True, tile)
         done = bisheng(text, "Ascend910B2", path, tmp_path, "--mlir-print-ir-after-all")
         casts = re.findall(

@@ -15,10 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from backends import FIX_NAMES, KNOWN_KERNELS, ascend
+from backends import ascend
 from backends.base import Kernel
+from backends.fixes import FIXES
 from backends.kernels.composite_kernels import composite_kernels
 from backends.kernels.npu_fusion import npu_fusion_kernels
+from backends.names import KNOWN_KERNELS
 from bench.run.config import read_config
 from bench.run.engine import offered_kernels
 from bench.run.plan import make_plan
@@ -113,5 +115,5 @@ def test_every_kernel_keeps_the_contract() -> None:
         assert isinstance(kernel, Kernel)
         assert kernel.name == name
         assert name in KNOWN_KERNELS
-        assert kernel.fix in FIX_NAMES
+        assert kernel.fix in FIXES
         assert set(kernel.option_names) <= set(type(kernel.options).model_fields)

@@ -13,10 +13,10 @@ import torch
 from test_eager import LARGE, SMALL, check, problem
 
 from backends.base import Kernel, Unsupported
+from backends.fixes import FIXES
 from backends.kernels.composite import backward_op, forward_op
 from backends.kernels.composite_kernels import CompositeKernel, composite_kernels
 from backends.kernels.eager_kernels import eager_kernels
-from backends.kernels.fixes import FIXES
 
 KERNELS = composite_kernels()
 EAGER = eager_kernels()

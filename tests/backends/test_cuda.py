@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from backends import cuda
-from backends.base import Backend, Unsupported
-from backends.kernels.fixes import FIXES
+from backends.base import Backend, Call, Unsupported
+from backends.fixes import FIXES
 from backends.kernels.flash_attn import PACKAGES, flash_attn_kernels
 from backends.kernels.triton_kernels import TritonKernel, triton_kernels
-from backends.kernels.triton_tiles import PINNED, default_config
+from backends.kernels.triton_tiles import PINNED, default_shapes
 from bench.measure.inputs import digest
 from bench.measure.numerics import philox_words
 from bench.run.registry import load_backend
@@ -70,7 +70,7 @@ def test_flash_attn_packages_are_listed_and_refuse_with_the_reason(
     for kernel in kernels.values():
         with pytest.raises(Unsupported, match="is not installed"):
             kernel(x, x, x, causal=False)
-    facts = kernels["flash-attn-2/stock"].launch_facts()
+    facts = kernels["flash-attn-2/stock"].launch_facts(Call.of(x, x, causal=False))
     assert facts["library"] == "no-such-distribution not installed"
 
 
@@ -86,11 +86,16 @@ def test_triton_kernels_take_the_options_of_their_fix() -> None:
         TritonKernel("stock").configure(tile=64)
 
 
-def test_random_bits_share_the_launch_facts_of_their_kernel() -> None:
-    kernel = TritonKernel("stochastic").configure(seed=3, block_n=64)
-    kernel.configure(seed=4)._launched["forward"] = {"block_m": 64}
-    assert kernel.launch_facts() == {"forward_block_m": 64}
-    assert kernel.configure(block_n=32).launch_facts() == {}
+def test_triton_launch_facts_are_those_of_the_call() -> None:
+    pytest.importorskip("triton")
+    x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
+    kernel = TritonKernel("stochastic").configure(seed=3, block_n=16)
+    facts = kernel.launch_facts(Call.of(x, x, causal=True))
+    assert (facts["forward_block_m"], facts["forward_block_n"]) == (64, 16)
+    assert kernel.configure(seed=4).launch_facts(Call.of(x, x, causal=True)) == facts
+    assert kernel.launch_facts(Call.of(x.float(), x.float(), causal=True))["forward_block_m"] == 32
+    with pytest.raises(Unsupported, match="head_dim 17"):
+        kernel.launch_facts(Call.of(x[..., :17], x[..., :17], causal=True))
 
 
 def test_triton_kernels_are_offered_for_every_fix_where_triton_is_installed() -> None:
@@ -103,8 +108,8 @@ def test_triton_kernels_are_offered_for_every_fix_where_triton_is_installed() ->
 def test_every_chip_and_head_dim_has_pinned_tiles(capability: tuple[int, int], head_dim: int) -> None:
     family = PINNED[{(9, 0): "sm90", (10, 0): "sm100"}.get(capability, "sm80")]
     tightest = min(limit for limit in family if limit >= head_dim)
-    assert default_config(head_dim, torch.bfloat16, capability) == family[tightest]
-    assert default_config(head_dim, torch.float32, capability).forward.block_m == 32
+    assert default_shapes(head_dim, torch.bfloat16, capability) == family[tightest]
+    assert default_shapes(head_dim, torch.float32, capability).forward.block_m == 32
 
 
 @needs_gpu
@@ -113,7 +118,7 @@ def test_autotuning_records_its_winner_and_gives_the_same_function() -> None:
     pinned, tuned = TritonKernel("stock"), TritonKernel("stock").configure(autotune=True)
     o, other = (kernel(q, k, v, causal=True) for kernel in (pinned, tuned))
     assert (o.float() - other.float()).abs().max() < 0.02
-    assert tuned.launch_facts()["forward_block_m"] in (64, 128)
+    assert tuned.launch_facts(Call.of(q, k, causal=True))["forward_block_m"] in (64, 128)
 
 
 @needs_gpu

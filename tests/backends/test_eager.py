@@ -11,11 +11,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from backends.base import Kernel, Unsupported
+from backends.base import Call, Kernel, Unsupported
 from backends.cpu import CpuBackend
+from backends.fixes import FIXES, SHIFT_CONST
 from backends.kernels.eager import Saved, Spec, eager_backward, eager_forward
-from backends.kernels.eager_kernels import EagerKernel, eager_kernels
-from backends.kernels.fixes import FIXES, SHIFT_CONST, row_shift
+from backends.kernels.eager_kernels import FusedKernel, eager_kernels
+from backends.kernels.row_shift import row_shift
 from bench.measure.inputs import Inputs, key_of, normal, to_storage
 from bench.measure.metrics import leak_metrics
 from bench.measure.numerics import philox_words, round_mantissa
@@ -687,8 +688,9 @@ def test_every_option_that_a_kernel_names_changes_its_bits(name: str) -> None:
 
 
 def test_launch_facts_record_the_tile() -> None:
-    assert EagerKernel("fused", "stock").launch_facts()["tile_keys"] == 128
-    assert EagerKernel("fused", "stock").configure(tile=0).launch_facts()["tile_keys"] == "whole"
+    call = Call((1, 1, 8, 16), (1, 1, 8, 16), torch.bfloat16, torch.device("cpu"), causal=False)
+    assert FusedKernel("stock").launch_facts(call)["tile_keys"] == 128
+    assert FusedKernel("stock").configure(tile=0).launch_facts(call)["tile_keys"] == "whole"
 
 
 # ---- arguments --------------------------------------------------------------------------------
@@ -761,3 +763,18 @@ def test_to_storage_of_the_inputs_is_what_the_kernel_reads() -> None:
     for name, kernel in KERNELS.items():
         if "shift_const" not in name and "stochastic" not in name:
             assert torch.equal(kernel(v, v, v, causal=False), v), name
+
+
+def test_a_seed_is_the_first_bits_of_a_key() -> None:
+    """63 in the ladder, 31 elsewhere: rows with random rounding are known by them."""
+    key = 2**128 - 1
+    for name, kernel in eager_kernels().items():
+        bits = 63 if name.startswith("eager-ladder/") else 31
+        other = kernel.reseeded(key)
+        if kernel.draws:
+            assert other.options.seed == 2**bits - 1
+            assert other.configure(seed=0) == kernel
+        else:
+            assert other is kernel
+    drawing = {kernel.fix for kernel in eager_kernels().values() if kernel.draws}
+    assert drawing == {"stochastic", "stochastic_independent"}

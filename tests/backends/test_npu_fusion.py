@@ -10,7 +10,7 @@ import torch
 from npu_double import FORWARD, GRADIENT, VERSIONS, recorded, vendor
 from torch import Tensor
 
-from backends.base import Unsupported
+from backends.base import Call, Unsupported
 from backends.kernels.npu_call import LAYOUTS, checked, forward_call, gradient_call
 from backends.kernels.npu_fusion import FusionKernel, VendorBackwardKernel
 from bench.measure.inputs import Inputs, key_of, normal
@@ -188,5 +188,5 @@ def test_options_and_facts() -> None:
         FusionKernel().configure(layout="XYZ")
     with pytest.raises(ValueError, match="sparse_mode"):
         FusionKernel().configure(sparse_mode=4)
-    facts = VendorBackwardKernel().launch_facts()
+    facts = VendorBackwardKernel().launch_facts(Call.of(*BNSD[:2], causal=False))
     assert facts["backward_status"] == "never run on a device"

@@ -27,7 +27,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from backends.kernels import triton_flash as kernels  # noqa: E402
 from backends.kernels import triton_flash_ops as ops  # noqa: E402
-from backends.kernels.triton_tiles import PINNED, default_config, pack, unpack  # noqa: E402
+from backends.kernels.triton_tiles import PINNED, default_shapes, pack, unpack  # noqa: E402
 
 # ----------------------------------------------------------------------------------- interpreter
 
@@ -79,7 +79,7 @@ def rule_mismatches(causal, beta):
     k[:, :, 5::7] = k[:, :, :1]
     q[:, :, 50:] -= 4 * k[:, :, :1] / k[:, :, :1].norm(dim=-1, keepdim=True)  # negative maxima
     fired = ops.shifted_tiles(q, k, v, causal=causal, beta=beta).bool()
-    block = default_config(32, q.dtype, (8, 0)).forward.block_n
+    block = default_shapes(32, q.dtype, (8, 0)).forward.block_n
     s = (q.double() @ k.double().transpose(-1, -2)) * 32**-0.5
     if causal:
         s = s.masked_fill(~torch.ones(90, 90, dtype=torch.bool).tril(), -torch.inf)
@@ -324,20 +324,20 @@ aot = pytest.mark.skipif(INTERPRETED, reason="kernels are interpreted in this pr
 @pytest.mark.parametrize("fix", ops.FIXES)
 def test_every_fix_compiles(fix, capability):
     switches = {**FORWARD, **ops.forward_switches(fix, torch.bfloat16)}
-    config = default_config(64, torch.bfloat16, divmod(capability, 10))
-    check_compiled("forward", capability, 64, config.forward, **switches)
+    shapes = default_shapes(64, torch.bfloat16, divmod(capability, 10))
+    check_compiled("forward", capability, 64, shapes.forward, **switches)
 
 
 @aot
 @pytest.mark.parametrize("capability", SHARED_LIMIT)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_every_pass_compiles(head_dim, capability):
-    config = default_config(head_dim, torch.bfloat16, divmod(capability, 10))
+    shapes = default_shapes(head_dim, torch.bfloat16, divmod(capability, 10))
     # At 256 a few values spill (sm90: 112 bytes a thread), and still it is the fastest tile there.
     spill_limit = 128 if head_dim == 256 else 0
-    check_compiled("forward", capability, head_dim, config.forward, **FORWARD)
-    check_compiled("dq", capability, head_dim, config.dq, spill_limit, **BACKWARD)
-    check_compiled("dkdv", capability, head_dim, config.dkdv, spill_limit, CAUSAL=True)
+    check_compiled("forward", capability, head_dim, shapes.forward, **FORWARD)
+    check_compiled("dq", capability, head_dim, shapes.dq, spill_limit, **BACKWARD)
+    check_compiled("dkdv", capability, head_dim, shapes.dkdv, spill_limit, CAUSAL=True)
 
 
 @aot
@@ -346,12 +346,12 @@ def test_odd_cases_compile(capability):
     """head_dim padded to a power of two, the smallest one, fp16, full masks, other deltas."""
     chip = divmod(capability, 10)
     for head_dim, type_name in ((96, "bf16"), (16, "fp16")):
-        config = default_config(head_dim, torch.bfloat16, chip)
+        shapes = default_shapes(head_dim, torch.bfloat16, chip)
         full = {**FORWARD, "CAUSAL": False}
-        check_compiled("forward", capability, head_dim, config.forward, type_name=type_name, **full)
-    config = default_config(64, torch.bfloat16, chip)
+        check_compiled("forward", capability, head_dim, shapes.forward, type_name=type_name, **full)
+    shapes = default_shapes(64, torch.bfloat16, chip)
     for switch in ("RESIDUAL", "DELTA_DP"):
-        check_compiled("dq", capability, 64, config.dq, **{**BACKWARD, switch: True})
+        check_compiled("dq", capability, 64, shapes.dq, **{**BACKWARD, switch: True})
 
 
 # ------------------------------------------------------------------------------------- bad input
@@ -387,8 +387,8 @@ def test_bad_input_is_named(message, arguments, options):
 
 def test_config_survives_the_operator():
     for family in PINNED.values():
-        for config in family.values():
-            assert unpack(pack(config)) == config
+        for shapes in family.values():
+            assert unpack(pack(shapes)) == shapes
 
 
 def unlike():
@@ -469,7 +469,7 @@ def test_a_second_derivative_is_refused_and_not_left_out(monkeypatch):
     def forward(q, *_rest):
         return torch.ones_like(q), torch.zeros(q.shape[:3]), empty, empty
 
-    def backward(do, q, k, v, *_rest, **_config):
+    def backward(do, q, k, v, *_rest, **_shapes):
         return torch.ones_like(q), torch.ones_like(k), torch.ones_like(v)
 
     monkeypatch.setattr(ops, "_launch_forward", forward)

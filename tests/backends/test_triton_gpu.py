@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
     pytest.skip("needs an NVIDIA GPU of capability 8.0 or newer", allow_module_level=True)
 
+from backends.fixes import FIXES
 from backends.kernels.eager import Spec, eager_forward
-from backends.kernels.fixes import FIXES
 from backends.kernels.triton_flash_ops import (
     HEAD_DIMS,
     _forward_op,
@@ -25,7 +25,7 @@ from backends.kernels.triton_flash_ops import (
     triton_attention,
     triton_attention_forward,
 )
-from backends.kernels.triton_tiles import Config, Tile, default_config, pack
+from backends.kernels.triton_tiles import LaunchShapes, Tile, default_shapes, pack
 
 REPEATS = int(os.environ.get("ATTNREPRO_REPEATS", "1000"))
 # Rounding to either side at random doubles the variance of O's rounding error; a constant shift
@@ -274,9 +274,9 @@ def test_leak_falls_a_hundredfold(causal):
 
 def test_shifted_tiles_follow_the_rule():
     q, k, v, _ = tied_inputs(repeats=2, gap=12, jitter=0.5)
-    config = Config(Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
+    shapes = LaunchShapes(Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
     for causal in (False, True):
-        fired = shifted_tiles(q, k, v, causal=causal, config=config)
+        fired = shifted_tiles(q, k, v, causal=causal, shapes=shapes)
         s = 0.125 * (q.double() @ k.double().transpose(-1, -2))
         if causal:
             s = s.masked_fill(~torch.ones_like(s, dtype=torch.bool).tril(), -torch.inf)
@@ -299,8 +299,8 @@ def test_torch_compile_and_opcheck():
     eager = outputs_and_grads(lambda *a: 2 * triton_attention(*a, causal=True), q, k, v, do)
     for name, x in outputs_and_grads(compiled, q, k, v, do).items():
         assert torch.equal(x, eager[name]), name
-    config = default_config(64, q.dtype, torch.cuda.get_device_capability())
-    args = (q.requires_grad_(), k, v, True, 0.125, "delta_fp32", 2.0, 1e-3, 0, pack(config))
+    shapes = default_shapes(64, q.dtype, torch.cuda.get_device_capability())
+    args = (q.requires_grad_(), k, v, True, 0.125, "delta_fp32", 2.0, 1e-3, 0, pack(shapes))
     torch.library.opcheck(_forward_op, args)
 
 
@@ -312,7 +312,7 @@ def test_stochastic_rounding_depends_on_the_seed_alone():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     stock, _, residual, _ = _launch_forward(
-        q, k, v, True, 0.125, "delta_fp32", 2.0, 1e-3, 0, default_config(64, q.dtype, (9, 0))
+        q, k, v, True, 0.125, "delta_fp32", 2.0, 1e-3, 0, default_shapes(64, q.dtype, (9, 0))
     )
     unrounded = stock.double() + residual.double()
     mean = (
@@ -335,12 +335,12 @@ def test_empty_batch():
 FRESH_THREAD = """
 import torch
 from backends.kernels.triton_flash_ops import _launch_backward, _launch_forward, triton_attention
-from backends.kernels.triton_tiles import default_config
+from backends.kernels.triton_tiles import default_shapes
 
 x = [torch.randn(1, 2, 64, 64, device="cuda").bfloat16() for _ in range(3)]
-config = default_config(64, torch.bfloat16, torch.cuda.get_device_capability())
-o, lse, residual, _ = _launch_forward(*x, True, 0.125, "stock", 2.0, 1e-3, 0, config)
-_launch_backward(o, *x, o, lse, residual, True, 0.125, "stock", config)  # compiled and loaded here
+shapes = default_shapes(64, torch.bfloat16, torch.cuda.get_device_capability())
+o, lse, residual, _ = _launch_forward(*x, True, 0.125, "stock", 2.0, 1e-3, 0, shapes)
+_launch_backward(o, *x, o, lse, residual, True, 0.125, "stock", shapes)  # compiled and loaded here
 leaves = [t.requires_grad_() for t in x]
 torch.autograd.grad(triton_attention(*leaves, causal=True), leaves, o)
 torch.cuda.synchronize()

@@ -12,8 +12,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from backends.base import Forward, Kernel, KernelOptions
+from backends.base import Call, Forward, Kernel, KernelOptions
 from backends.cpu import CpuBackend
+from backends.kernels.eager_kernels import FusedKernel
 from bench.measure.inputs import digest
 from cases import CASES, load_case
 from cases.base import Case, CaseParams, Measurement
@@ -581,7 +582,14 @@ class FakeKernel:
     option_names: frozenset[str] = frozenset()
     calls: int = 0
 
+    version: int = 1
+    strict: bool = False
+    draws: bool = False
+
     def configure(self, **options: Any) -> FakeKernel:
+        return self
+
+    def reseeded(self, key: int) -> FakeKernel:
         return self
 
     def __call__(
@@ -609,7 +617,7 @@ class FakeKernel:
             lse = lse + self.calls
         return Forward(self(q, k, v, causal=causal, scale=scale), lse)
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         return {}
 
 
@@ -728,3 +736,32 @@ def test_sinks_stand_where_they_should() -> None:
     assert (scores.amax(-1) == scores[..., 0]).all()
     assert scores[..., 0].mean() == pytest.approx(12, abs=0.1)
     assert scores[..., 0].std() == pytest.approx(0.5, abs=0.05)
+
+
+class Stop(Exception):
+    """Raised by a kernel that has seen enough."""
+
+
+class Recorder(FusedKernel):
+    """Refuses its first call, which it names."""
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Tensor:
+        raise Stop(Call.of(q, k, causal))
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
+    ) -> Forward:
+        raise Stop(Call.of(q, k, causal))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", CASES)
+def test_the_call_that_launch_facts_are_of_is_the_first(name: str, dtype: torch.dtype) -> None:
+    case, seeds = load_case(name), 1 if name in ("crash/ladder", "crash/gpt2") else 2
+    small = {"crash/drift": {"steps": 10}, "crash/ladder": {"heads": 2}, "speed/attention": TINY}
+    params = case.Params(**small.get(name, {}))
+    with pytest.raises(Stop) as stopped:
+        case.run(Recorder("stock"), CPU, params, dtype, seeds)
+    assert stopped.value.args[0] == case.call(params, dtype, seeds, CPU.device)

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from backends.base import Forward, Kernel, KernelOptions
+from backends.base import Call, Forward, Kernel, KernelOptions
 from backends.cpu import CpuBackend
 from bench.measure.inputs import Inputs, key_of, signs
 from bench.measure.reference import attention_reference
@@ -69,7 +69,14 @@ class Fake:
     options: KernelOptions = field(default_factory=KernelOptions)
     option_names: frozenset[str] = frozenset()
 
+    version: int = 1
+    strict: bool = False
+    draws: bool = False
+
     def configure(self, **options: Any) -> Fake:
+        return self
+
+    def reseeded(self, key: int) -> Fake:
         return self
 
     def __call__(
@@ -83,7 +90,7 @@ class Fake:
     ) -> Forward:
         return Forward(self(q, k, v, causal=causal, scale=scale), None)
 
-    def launch_facts(self) -> dict[str, Any]:
+    def launch_facts(self, call: Call) -> dict[str, Any]:
         return {}
 
 

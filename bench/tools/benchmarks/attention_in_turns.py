@@ -27,7 +27,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from backends.kernels.fixes import FIXES
+from backends.fixes import FIXES
 from backends.kernels.triton_flash_ops import launch_facts, triton_attention
 
 SHAPES = ((4, 16, 4096, 128), (8, 16, 2048, 64), (2, 16, 8192, 128))  # (B, H, T, D)

@@ -27,7 +27,6 @@ from bench.run.registry import load_backend
 from cases.algorithms import algorithms
 from cases.crash.ladder import Params, make_text
 from cases.crash.model import fresh_model
-from cases.crash.signals import draws
 from cases.crash.train import Log, Plan, batch_offsets, one_thread, train
 
 GPU_SIZE: dict[str, Any] = {
@@ -78,7 +77,7 @@ def variants(kernel: Kernel, graphs: bool) -> list[Variant]:
     kernels = [kernel]
     if "compiled" in kernel.option_names:
         kernels.append(kernel.configure(compiled=True))
-    graphs = graphs and not draws(kernel)
+    graphs = graphs and not kernel.draws
     ways = [Variant(k, graph) for k in kernels for graph in ((False, True) if graphs else (False,))]
     return [*ways, Variant(ways[-1].kernel, ways[-1].graph, again=True)]
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from backends.base import Backend, Kernel, Unsupported
+from backends.base import Backend, Call, Kernel, Unsupported
 from bench.errors import UsageError
 from bench.files.records import Sha256, dumps
 from bench.files.source import source_sha256
@@ -163,6 +163,12 @@ class Gpt2(Case[Params]):
             "sequence": batches.header.identity(),
         }
         return Measurement(metrics, digests, log.curves, _facts(run, tokens, log))
+
+    def call(self, problem: Problem[Params], device: torch.device) -> Call:
+        """Attention of one layer of a micro-batch."""
+        size = problem.params.size
+        shape = (problem.params.micro_batch, size.heads, size.context, size.head_dim)
+        return Call(shape, shape, problem.dtype, device, causal=True)
 
     def external_inputs(self, params: Params) -> list[str]:
         """Files that a reader does not have; a row's digests `data` and `sequence` stand for them."""

@@ -358,7 +358,7 @@ def test_a_unit_runs_with_the_algorithms_that_its_kernel_asks_for(
     monkeypatch.setattr(backend, "deterministic", lenient)
     monkeypatch.setattr(load_case(unit.case), "run", run)
     for strict in (False, True):
-        object.__setattr__(kernel, "strict", strict)
+        monkeypatch.setattr(type(kernel), "strict", strict)
         run_unit(unit, kernel, backend)
     assert seen == [True, False]
 

@@ -1,4 +1,4 @@
-"""The known fixes, as independent switches. One table for every implementation.
+"""The known fixes, as independent switches: one table for every implementation, free of torch.
 
 | fix | source | changes |
 |---|---|---|
@@ -26,9 +26,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-import torch
-from torch import Tensor
 
 SHIFT_CONST = 0.35
 
@@ -69,25 +66,4 @@ ABLATIONS: dict[str, Fix] = {
         Fix("delta_error_flipped", delta="mirrored"),
     )
 }
-
-
-def row_shift(s: Tensor, fix: Fix, beta: float, tol: float) -> tuple[Tensor, Tensor]:
-    """The shift that one tile proposes for each row, before the running maximum.
-
-    The paper's rule: r_m = rowmax(S), r_s = number of entries with S >= r_m − tol. If r_s > 1, the
-    shift is β·r_m for r_m > 0 and 0 for r_m < 0; else it is r_m. A masked entry (−inf) is never
-    counted, so a fully masked tile proposes −inf and fires nothing.
-
-    Args: s [..., T, tile] FP32. Returns shift [..., T, 1] and fired [..., T, 1] (bool).
-    """
-    row_max = s.amax(-1, keepdim=True)
-    if fix.shift == "repeated":
-        # Where row_max is −inf the comparison would hold for every masked entry: exclude them.
-        repeats = ((s >= row_max - tol) & (s > float("-inf"))).sum(-1, keepdim=True)
-        fired = (repeats > 1) & (row_max != 0)
-        shifted = torch.where(row_max > 0, beta * row_max, torch.zeros_like(row_max))
-        return torch.where(fired, shifted, row_max), fired
-    fired = torch.zeros_like(row_max, dtype=torch.bool)
-    if fix.shift == "const":
-        return row_max + SHIFT_CONST, fired
-    return row_max, fired
+ALL_FIXES = FIXES | ABLATIONS
