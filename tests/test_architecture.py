@@ -34,7 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "bench.check": (
         *("bench.errors", "bench.measure", "bench.files", "bench.run.config", "bench.run.plan"),
-        *("=backends", "=cases", "cases.base"),
+        *("=backends", "backends.names", "=cases", "cases.base"),
     ),
     "bench.report": (
         *(
