@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import re
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,16 @@ from typing import Any
 import torch
 
 from backends.base import Kernel, MachineFacts
+from backends.host import installed_version
 from backends.kernels.composite import register_npu
 from backends.kernels.composite_kernels import composite_kernels
 from backends.kernels.eager_kernels import eager_kernels
 from backends.kernels.npu_fusion import npu_fusion_kernels, torch_npu_version
 from backends.kernels.triton_kernels import triton_kernels
+from backends.knobs import Knob, attribute, deterministic, recorded
+from backends.timers import DeviceTimer, device_memory
 
 FLUSH_BYTES = 512 * 2**20  # more than twice the L2 cache (192 MB)
-WARM_UP = 3
 # Set, unless the user has set them, before torch_npu is loaded.
 DETERMINISTIC_ENVIRONMENT = {
     "HCCL_DETERMINISTIC": "true",
@@ -123,31 +124,22 @@ class AscendBackend:
             "driver": _cann_version("DRIVER") or _driver_version(),
             "triton_ascend": _triton_ascend_version(),
             "knobs": {
-                "deterministic_algorithms": True,
+                **recorded(self.knobs()),
                 "deterministic_level": level,
-                "matmul_hf32": False,
-                "conv_hf32": False,
                 **{name: os.environ[name] for name in environment if name in os.environ},
             },
         }
         return MachineFacts(identity)
 
-    @contextlib.contextmanager
-    def deterministic(self) -> Iterator[None]:
+    def knobs(self) -> Mapping[str, Knob]:
+        return {
+            "matmul_hf32": attribute(npu().matmul, "allow_hf32", False),
+            "conv_hf32": attribute(npu().conv, "allow_hf32", False),
+        }
+
+    def deterministic(self) -> AbstractContextManager[None]:
         """torch's switch alone: torch_npu follows it (level 1) and warns where the two are mixed."""
-        enabled = torch.are_deterministic_algorithms_enabled()
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        hf32 = npu().matmul.allow_hf32, npu().conv.allow_hf32
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        npu().matmul.allow_hf32 = npu().conv.allow_hf32 = False
-        try:
-            with warnings.catch_warnings():
-                # What has no deterministic version runs as users run it; the case measures it.
-                warnings.filterwarnings("ignore", message=".*determinis.*")
-                yield
-        finally:
-            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-            npu().matmul.allow_hf32, npu().conv.allow_hf32 = hf32
+        return deterministic(self.knobs(), warn_only=True)
 
     def synchronize(self) -> None:
         npu().synchronize(self.device)
@@ -156,28 +148,11 @@ class AscendBackend:
         return int(npu().max_memory_allocated(self.device))
 
     def time_ms(self, run: Callable[[], object], rounds: int) -> list[float]:
-        """By device events. Overwriting L2 before every call also keeps the device busy while the host
-        queues the call."""
-        flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.device)
-        for _ in range(WARM_UP):
-            run()
-        starts = [npu().Event(enable_timing=True) for _ in range(rounds)]
-        ends = [npu().Event(enable_timing=True) for _ in range(rounds)]
-        for start, end in zip(starts, ends, strict=True):
-            flush.zero_()
-            start.record()
-            run()
-            end.record()
-        npu().synchronize(self.device)
-        return [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
+        """Overwriting L2 before every call also keeps the device busy while the host queues the call."""
+        return DeviceTimer(npu(), self.device, FLUSH_BYTES)(run, rounds)
 
     def memory_of(self, run: Callable[[], object]) -> int:
-        npu().synchronize(self.device)
-        npu().reset_peak_memory_stats(self.device)
-        before = npu().memory_allocated(self.device)
-        run()
-        npu().synchronize(self.device)
-        return int(npu().max_memory_allocated(self.device) - before)
+        return device_memory(npu(), self.device, run)
 
 
 def _all_kernels() -> dict[str, Kernel]:
@@ -209,7 +184,4 @@ def _driver_version() -> str | None:
 
 
 def _triton_ascend_version() -> str | None:
-    try:
-        return importlib.metadata.version("triton-ascend")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return installed_version("triton-ascend")

@@ -11,6 +11,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from backends.knobs import Knob
+
 
 class KernelOptions(BaseModel):
     """Base of a kernel's options: knobs of the algorithm that a config may vary (tile, beta, …)."""
@@ -129,6 +131,9 @@ class Backend(Protocol):
 
     def facts(self) -> MachineFacts:
         """Identity and volatile facts; nothing personal (no user, host name, path, address)."""
+
+    def knobs(self) -> Mapping[str, Knob]:
+        """Settings besides torch's deterministic switch, by the names under which `facts` records them."""
 
     def deterministic(self) -> AbstractContextManager[None]:
         """Sets every determinism knob for the duration of a unit and restores it afterwards."""

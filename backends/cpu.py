@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from backends.base import Kernel, MachineFacts
+from backends.host import cpu_facts
 from backends.kernels.eager_kernels import eager_kernels
 from backends.kernels.sdpa import cpu_sdpa_kernels
+from backends.knobs import Knob, deterministic, recorded
+from backends.timers import host_ms
 
 # Variables that make the libraries below choose other code, hence other bits.
 ENVIRONMENT = (
@@ -57,8 +59,6 @@ class CpuBackend:
         return {**eager_kernels(), **cpu_sdpa_kernels()}
 
     def facts(self) -> MachineFacts:
-        from backends.host import cpu_facts
-
         cpu = cpu_facts()
         accelerator = f"{cpu['model']}, {cpu['cores']} cores"
         identity: dict[str, Any] = {
@@ -69,37 +69,24 @@ class CpuBackend:
             "mkl": _library(r"Math Kernel Library Version ([\d.]+)"),
             "onednn": _library(r"MKL-DNN v([\d.]+)"),
             "knobs": {
-                "deterministic_algorithms": True,
-                "float32_matmul_precision": "highest",
+                **recorded(self.knobs()),
                 **{name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
             },
         }
         return MachineFacts(identity)
 
-    @contextlib.contextmanager
-    def deterministic(self) -> Iterator[None]:
-        enabled = torch.are_deterministic_algorithms_enabled()
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        precision = torch.get_float32_matmul_precision()
-        torch.use_deterministic_algorithms(True)
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-            torch.set_float32_matmul_precision(precision)
+    def knobs(self) -> Mapping[str, Knob]:
+        precision = Knob(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest")
+        return {"float32_matmul_precision": precision}
+
+    def deterministic(self) -> AbstractContextManager[None]:
+        return deterministic(self.knobs(), warn_only=False)
 
     def synchronize(self) -> None:
         """Nothing runs behind our back on the host."""
 
     def time_ms(self, run: Callable[[], object], rounds: int) -> list[float]:
-        run()
-        times = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            run()
-            times.append((time.perf_counter() - start) * 1e3)
-        return times
+        return host_ms(run, rounds)
 
     def memory_of(self, run: Callable[[], object]) -> None:
         """The host's allocator keeps no such count."""

@@ -6,24 +6,24 @@ attention, FlexAttention, and the `flash_attn` packages where they are installed
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
 import subprocess
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from backends.base import Kernel, MachineFacts
+from backends.host import installed_version
 from backends.kernels.eager_kernels import eager_kernels
 from backends.kernels.sdpa import cuda_sdpa_kernels
+from backends.knobs import Knob, attribute, deterministic, recorded
+from backends.timers import DeviceTimer, device_memory
 
 MIN_CAPABILITY = (8, 0)
 FLUSH_BYTES = 256 * 2**20  # several times the largest L2 cache (60 MB on an H200)
 HOLD_CYCLES = 4_000_000  # about 2 ms: longer than the host needs to queue a forward and backward pass
-WARM_UP = 3
 
 
 def unavailable_reason() -> str | None:
@@ -71,14 +71,10 @@ class CudaBackend:
             "driver": smi.get("driver_version"),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
-            "triton": _version("triton"),
+            "triton": installed_version("triton"),
             "knobs": {
-                "deterministic_algorithms": True,
+                **recorded(self.knobs()),
                 "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", "unset"),
-                "matmul_tf32": False,
-                "cudnn_tf32": False,
-                "bf16_reduced_precision_reduction": False,
-                "fp16_reduced_precision_reduction": False,
             },
         }
         volatile = {
@@ -88,27 +84,21 @@ class CudaBackend:
         }
         return MachineFacts(identity, volatile)
 
-    @contextlib.contextmanager
-    def deterministic(self) -> Iterator[None]:
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        enabled = torch.are_deterministic_algorithms_enabled()
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        before = (
-            matmul.allow_tf32,
-            cudnn.allow_tf32,
-            matmul.allow_bf16_reduced_precision_reduction,
-            matmul.allow_fp16_reduced_precision_reduction,
-        )
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        _set_precision(False, False, False, False)
-        try:
-            with warnings.catch_warnings():
-                # What has no deterministic version runs as users run it; the case measures it.
-                warnings.filterwarnings("ignore", message=".*determinis.*")
-                yield
-        finally:
-            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-            _set_precision(*before)
+    def knobs(self) -> Mapping[str, Knob]:
+        matmul = torch.backends.cuda.matmul
+        return {
+            "matmul_tf32": attribute(matmul, "allow_tf32", False),
+            "cudnn_tf32": attribute(torch.backends.cudnn, "allow_tf32", False),
+            **{
+                f"{dtype}_reduced_precision_reduction": attribute(
+                    matmul, f"allow_{dtype}_reduced_precision_reduction", False
+                )
+                for dtype in ("bf16", "fp16")
+            },
+        }
+
+    def deterministic(self) -> AbstractContextManager[None]:
+        return deterministic(self.knobs(), warn_only=True)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -117,43 +107,14 @@ class CudaBackend:
         return torch.cuda.max_memory_allocated(self.device)
 
     def time_ms(self, run: Callable[[], object], rounds: int) -> list[float]:
-        """By device events. Before every call L2 is overwritten and the device kept busy until the host
-        has queued the call, so that neither a warm cache nor the host's launch time counts."""
-        flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.device)
-        for _ in range(WARM_UP):
-            run()
-        starts = [torch.cuda.Event(enable_timing=True) for _ in range(rounds)]
-        ends = [torch.cuda.Event(enable_timing=True) for _ in range(rounds)]
-        for start, end in zip(starts, ends, strict=True):
-            flush.zero_()
-            torch.cuda._sleep(HOLD_CYCLES)
-            start.record()
-            run()
-            end.record()
-        torch.cuda.synchronize(self.device)
-        return [start.elapsed_time(end) for start, end in zip(starts, ends, strict=True)]
+        return self.timer()(run, rounds)
+
+    def timer(self) -> DeviceTimer:
+        """Holds the device until the host has queued a call."""
+        return DeviceTimer(torch.cuda, self.device, FLUSH_BYTES, lambda: torch.cuda._sleep(HOLD_CYCLES))
 
     def memory_of(self, run: Callable[[], object]) -> int:
-        torch.cuda.synchronize(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        run()
-        torch.cuda.synchronize(self.device)
-        return torch.cuda.max_memory_allocated(self.device) - before
-
-
-def _set_precision(tf32: bool, cudnn_tf32: bool, bf16: bool, fp16: bool) -> None:
-    matmul = torch.backends.cuda.matmul
-    matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32, cudnn_tf32
-    matmul.allow_bf16_reduced_precision_reduction = bf16
-    matmul.allow_fp16_reduced_precision_reduction = fp16
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        return device_memory(torch.cuda, self.device, run)
 
 
 def _all_kernels() -> dict[str, Kernel]:

@@ -14,7 +14,6 @@ import pytest
 
 from backends import BACKENDS
 from backends.fixes import ABLATIONS, FIXES
-from backends.names import KNOWN_KERNELS
 from bench.report.select import NEEDED
 from bench.run.registry import load_backend
 from cases import CASES, load_case
@@ -36,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "bench.check": (
         *("bench.errors", "bench.measure", "bench.files", "bench.run.config", "bench.run.plan"),
-        *("=backends", "=cases", "cases.base"),
+        *("=backends", "backends.names", "=cases", "cases.base"),
     ),
     "bench.report": (
         *(
@@ -185,12 +184,7 @@ def test_backend_loads_or_says_why(name: str) -> None:
     if reason := unavailable_reason(name):
         assert len(reason) > 10
         return
-    backend = load_backend(name)
-    assert backend.name == name
-    for kernel_name, kernel in backend.kernels().items():
-        assert kernel.name == kernel_name
-        assert kernel_name in KNOWN_KERNELS
-        assert set(kernel.option_names) <= set(type(kernel.options).model_fields)
+    assert load_backend(name).name == name
 
 
 def test_no_ablation_has_the_name_of_a_fix() -> None:

@@ -7,7 +7,6 @@ tables show what is missing. Causal needs as many queries as keys: the packages 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Call, Unsupported
+from backends.host import installed_version
 from backends.kernels.base_kernel import HALVES, ClosedKernel
 
 # generation: module, distribution that holds it
@@ -64,10 +64,7 @@ class FlashAttnKernel(ClosedKernel):
 
     def launch_facts(self, call: Call) -> dict[str, Any]:
         package = PACKAGES[self.generation][1]
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            version = "not installed"
+        version = installed_version(package) or "not installed"
         return {"library": f"{package} {version}", "tile_keys": "not exposed"}
 
 

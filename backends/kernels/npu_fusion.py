@@ -8,7 +8,6 @@ has never run on a device, and its launch facts say so.
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from backends.base import Call, Forward, KernelOptions, Unsupported
+from backends.host import installed_version
 from backends.kernels.base_kernel import ClosedKernel
 from backends.kernels.composite_kernels import CompositeKernel
 from backends.kernels.eager import default_scale
@@ -35,10 +35,7 @@ STATISTICS = 8  # equal values a row, in softmax_max and softmax_sum
 
 def torch_npu_version() -> str:
     """Of the installed package."""
-    try:
-        return importlib.metadata.version("torch_npu")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    return installed_version("torch_npu") or "not installed"
 
 
 def run_operator(name: str, call: dict[str, Any]) -> tuple[Any, ...]:

@@ -9,8 +9,9 @@ Two parts, so that a stranger's file can cost no more than it is worth:
    compared. How much work that is follows from the plan, so it is bounded before it begins
    (`MAX_VALUES_A_FILE`), goes from the cheapest unit up and ends at the third wrong digest.
 
-Rows of an older version of their case are stale: `fresh` refuses them, else they are kept, and what
-only the older code could check is not checked.
+Rows of an older version of their case or kernel are stale: `fresh` refuses them, else they are kept, and
+what only an older case's code could check is not checked. A file says itself which kernels in which
+version it was planned for, so its plan can be made again whatever their version is today.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from backends import BACKENDS
+from backends.names import kernel_version
 from bench.check.plausible import implausible
-from bench.check.stale import is_stale, stale_cases
+from bench.check.stale import is_stale, of_old_case, stale_reasons
 from bench.errors import UsageError
 from bench.files.load import submission_files
 from bench.files.privacy import personal
@@ -50,7 +52,7 @@ def validate_path(path: Path, inputs: bool = True, fresh: bool = False) -> dict[
 def validate_file(path: Path, inputs: bool = True, fresh: bool = False) -> list[str]:
     """Every problem of one file, each one printable line.
 
-    Args: inputs: make the inputs again too; fresh: refuse rows of an older version of their case.
+    Args: inputs: make the inputs again too; fresh: refuse stale rows.
     """
     try:
         submission, text = read_submission(path)
@@ -85,9 +87,9 @@ def taken_on_trust(path: Path) -> list[str]:
 def _structure(
     submission: Submission, text: str, path: Path, planned: set[str] | str, fresh: bool
 ) -> Iterator[str]:
-    stale = stale_cases(submission)
+    stale = {row.case for row in submission.rows if of_old_case(row)}
     if fresh:
-        yield from (f"stale: {why}: measure again" for why in stale.values())
+        yield from (f"stale: {why}: measure again" for why in stale_reasons(submission))
     if submission_text(submission) != text:
         yield "not in canonical form (was it edited by hand?)"
     yield from _place(submission, path)
@@ -95,7 +97,7 @@ def _structure(
     keys = [row.key for row in submission.rows]
     dtypes = {(item.backend, item.kernel): item.dtypes for item in submission.offered}
     if isinstance(planned, set):
-        yield from _completeness(submission, keys, planned, stale.keys())
+        yield from _completeness(submission, keys, planned, stale)
     elif not stale:
         yield planned
     if submission.rows and all(row.status != "ok" for row in submission.rows):
@@ -155,6 +157,8 @@ def _row(row: Row, submission: Submission) -> Iterator[str]:
     """What can be said of a row without its case's parameters."""
     if row.case in CASES and row.case_version > (today := load_case(row.case).version):
         yield f"case_version {row.case_version}; this suite has {today}: update the checkout"
+    if row.kernel_version > (today := kernel_version(row.kernel)):
+        yield f"kernel_version {row.kernel_version}; this suite has {today}: update the checkout"
     if row.backend not in submission.machine.backends:
         yield f"backend '{row.backend}' has no facts in machine.backends"
     if row.backend in BACKENDS and row.provenance != "measured":

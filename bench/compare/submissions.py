@@ -15,7 +15,7 @@ from cases.headline import cell_text, headline
 
 # The order of computation: the first stage that differs is where two machines part.
 STAGES = ("inputs", "weights", "batches", "o", "lse", "dq", "dk", "dv", "loss")
-KEY = ("case", "case_version", "kernel", "dtype", "params", "options", "seeds")
+KEY = ("case", "case_version", "kernel", "kernel_version", "dtype", "params", "options", "seeds")
 
 
 @dataclass

@@ -13,7 +13,17 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictBool, StrictInt, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictBool,
+    StrictInt,
+    WithJsonSchema,
+    model_serializer,
+)
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 4 * 1024 * 1024
@@ -53,7 +63,23 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Row(Record):
+class OfKernel(Record):
+    """What belongs to one version of a kernel. Version 1 is not written: files older than versions keep
+    their text, and their rows their keys."""
+
+    kernel_version: Annotated[StrictInt, Field(ge=1, le=10_000)] = 1
+
+    @model_serializer(mode="wrap")
+    def _without_the_first(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_first_version(serialize(self))
+
+
+def without_first_version(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields as they are written: `kernel_version` only where it is not 1."""
+    return {k: v for k, v in fields.items() if k != "kernel_version" or v != 1}
+
+
+class Row(OfKernel):
     """The result of one unit. Its key is every field that a config can vary."""
 
     case: Name
@@ -94,12 +120,22 @@ class Row(Record):
         return self.fix == "stock"
 
 
-KEY_FIELDS = ("case", "case_version", "kernel", "backend", "dtype", "params", "options", "seeds")
+KEY_FIELDS = (
+    "case",
+    "case_version",
+    "kernel",
+    "kernel_version",
+    "backend",
+    "dtype",
+    "params",
+    "options",
+    "seeds",
+)
 
 
 def row_key(item: Any) -> str:
     """Canonical JSON of the fields that identify a row; works on a Row and on a planned unit."""
-    return dumps({name: getattr(item, name) for name in KEY_FIELDS})
+    return dumps(without_first_version({name: getattr(item, name) for name in KEY_FIELDS}))
 
 
 def unit_id(item: Any) -> str:
@@ -124,7 +160,7 @@ class ConfigRecord(Record):
     text: Annotated[str, Field(max_length=65536, pattern=rf"^[^{_UNSEEN}]*$")]
 
 
-class Offered(Record):
+class Offered(OfKernel):
     """A kernel that the machine offered when the run was planned: lets anyone redo the plan."""
 
     backend: Name

@@ -20,6 +20,7 @@ FIELDS = (
     "case",
     "case_version",
     "kernel",
+    "kernel_version",
     "backend",
     "dtype",
     "params",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from bench.check.stale import old_part
 from bench.files.load import Found, Loaded, all_rows
 from bench.report.answers import answer_table
 from bench.report.cases import is_timed, overview_tables, tables_of
@@ -82,8 +83,8 @@ def _set_apart(now: Current) -> list[str]:
             f"Measured more than once: {now.repeated} units; in {now.agreeing} of them all runs agree"
             " bit for bit. The newest run is shown"
         )
-    for f in {(f.machine, f.file, f.row.case): f for f in now.stale}.values():
-        lines.append(f"Stale, not shown: {f.row.case} version {f.row.case_version} of {f.machine}, {f.file}")
+    for part, machine, file in dict.fromkeys((old_part(f.row), f.machine, f.file) for f in now.stale):
+        lines.append(f"Stale, not shown: {part} of {machine}, {file}")
     return lines
 
 

@@ -149,6 +149,7 @@ def offered_kernels(backends: Sequence[Backend]) -> list[Offered]:
         Offered(
             backend=backend.name,
             kernel=name,
+            kernel_version=kernel.version,
             dtypes=sorted(str(d).removeprefix("torch.") for d in kernel.dtypes),
             options={k: v for k, v in kernel.options.model_dump().items() if k in kernel.option_names},
         )

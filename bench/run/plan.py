@@ -39,6 +39,7 @@ class Unit:
     params: dict[str, Scalar]
     options: dict[str, Scalar]
     seeds: int
+    kernel_version: int = 1
 
     @property
     def key(self) -> str:
@@ -137,6 +138,7 @@ def make_plan(config: Config, offered: Sequence[Offered]) -> list[Unit]:
                         full,
                         kernel.options | chosen,
                         seeds,
+                        kernel.kernel_version,
                     )
                     units.setdefault(unit.key, unit)
     if not units:

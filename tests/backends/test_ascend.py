@@ -16,11 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from backends import ascend
-from backends.base import Kernel
-from backends.fixes import FIXES
 from backends.kernels.composite_kernels import composite_kernels
 from backends.kernels.npu_fusion import npu_fusion_kernels
-from backends.names import KNOWN_KERNELS
 from bench.run.config import read_config
 from bench.run.engine import offered_kernels
 from bench.run.plan import make_plan
@@ -108,12 +105,3 @@ def test_triton_is_offered_where_it_is_triton_ascend(monkeypatch: pytest.MonkeyP
     for version, expected in ((None, False), ("3.2.0", True)):
         monkeypatch.setattr(ascend, "_triton_ascend_version", lambda version=version: version)
         assert ("triton/stock" in ascend._all_kernels()) == expected
-
-
-def test_every_kernel_keeps_the_contract() -> None:
-    for name, kernel in {**npu_fusion_kernels(), **composite_kernels()}.items():
-        assert isinstance(kernel, Kernel)
-        assert kernel.name == name
-        assert name in KNOWN_KERNELS
-        assert kernel.fix in FIXES
-        assert set(kernel.option_names) <= set(type(kernel.options).model_fields)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backends import cuda
-from backends.base import Backend, Call, Unsupported
+from backends.base import Call, Unsupported
 from backends.fixes import FIXES
 from backends.kernels.flash_attn import PACKAGES, flash_attn_kernels
 from backends.kernels.triton_kernels import TritonKernel, triton_kernels
@@ -122,19 +122,17 @@ def test_autotuning_records_its_winner_and_gives_the_same_function() -> None:
 
 
 @needs_gpu
-def test_on_a_gpu_every_kernel_is_right_and_knobs_are_put_back() -> None:
+def test_on_a_gpu_every_kernel_is_right() -> None:
     from bench.measure.inputs import Inputs, key_of, normal
     from bench.measure.reference import attention_reference
     from cases.passes import forward_backward, forward_only
 
     backend = cuda.create()
-    assert isinstance(backend, Backend)
     shape = (2, 4, 192, 64)
     x = Inputs.quantized(
         torch.bfloat16, *(normal(key_of("cuda", name), shape) for name in "qkvd"), causal=True
     )
     ref = attention_reference(x)
-    before = torch.backends.cuda.matmul.allow_tf32
     for name, kernel in backend.kernels().items():
         if torch.bfloat16 not in kernel.dtypes:
             continue  # eager-ladder: FP32, coarse on purpose
@@ -156,7 +154,6 @@ def test_on_a_gpu_every_kernel_is_right_and_knobs_are_put_back() -> None:
         if name.startswith(("triton", "eager")):
             assert torch.equal(o, grads.o), name
         assert ("lse" in digests) == name.startswith(("triton", "flex", "eager")), name
-    assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
 @needs_gpu

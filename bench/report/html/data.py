@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.check.stale import is_stale, stale_cases
+from bench.check.stale import is_stale, stale_reasons
 from bench.files.load import Found, Loaded, read_each
 from bench.files.records import Row, Submission, sha256_text, unit_id
 from bench.files.store import short
@@ -116,7 +116,7 @@ class PageData:
             ),
             "rows": len(s.rows),
             "line": loaded.first_row_line,
-            "stale": ", ".join(stale_cases(s).values()),
+            "stale": ", ".join(stale_reasons(s)),
         }
 
     def _row(self, row: Row, found: Found, file: int, machine: int, written: str) -> None:
@@ -153,6 +153,7 @@ class PageData:
             row.case,
             row.case_version,
             row.kernel,
+            row.kernel_version,
             row.backend,
             row.dtype,
             repr(row.params),

@@ -27,34 +27,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from backends import cuda
 from backends.fixes import FIXES
 from backends.kernels.triton_flash_ops import launch_facts, triton_attention
 
 SHAPES = ((4, 16, 4096, 128), (8, 16, 2048, 64), (2, 16, 8192, 128))  # (B, H, T, D)
 VENDORS = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
 REFERENCES = (*VENDORS, "triton/stock")  # always timed: every figure is given relative to them
-HOLD_CYCLES = 4_000_000  # about 2 ms of device time: longer than the host needs to launch a pass
-
-
-class DeviceTimer:
-    """Milliseconds of device time of single calls, L2 overwritten before each."""
-
-    def __init__(self) -> None:
-        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        self.flush = torch.empty(4 * l2_bytes, dtype=torch.int8, device="cuda")
-
-    def __call__(self, run: Callable[[], object], calls: int) -> list[float]:
-        events = []
-        for _ in range(calls):
-            self.flush.zero_()
-            torch.cuda._sleep(HOLD_CYCLES)
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            events.append((start, end))
-        torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in events]
 
 
 def attention(name: str) -> Callable:
@@ -98,15 +77,6 @@ def host_ms(names: list[str], calls: int = 300) -> dict[str, dict[str, float]]:
     return times
 
 
-def peak_mib(run: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
 def measure(shape: tuple[int, ...], names: list[str], rounds: int, calls: int) -> dict[str, dict]:
     """name -> {forward, backward: list of ms, forward_backward_mib}."""
     batch, heads, tokens, head_dim = shape
@@ -117,7 +87,8 @@ def measure(shape: tuple[int, ...], names: list[str], rounds: int, calls: int) -
     )
     for x in (q, k, v):
         x.requires_grad_()
-    timer = DeviceTimer()
+    backend = cuda.create()
+    timer = partial(backend.timer(), warm_up=0)
     results: dict[str, dict[str, Any]] = {n: {"forward": [], "backward": []} for n in names}
 
     def forward(name: str) -> None:
@@ -132,7 +103,7 @@ def measure(shape: tuple[int, ...], names: list[str], rounds: int, calls: int) -
 
     for name in names:  # compile, allocate
         both(name)
-        results[name]["forward_backward_mib"] = peak_mib(partial(both, name))
+        results[name]["forward_backward_mib"] = backend.memory_of(partial(both, name)) / 2**20
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             results[name]["forward"] += timer(partial(forward, name), calls)

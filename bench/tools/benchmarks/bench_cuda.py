@@ -20,31 +20,23 @@ from backends import cuda
 if reason := cuda.unavailable_reason():
     pytest.skip(reason, allow_module_level=True)
 
-from bench.run.registry import load_backend
 from cases.speed.attention import Params, operations
 
 SHAPES = [(4, 16, 4096, 128), (8, 16, 2048, 64), (2, 16, 8192, 128)]  # (B, H, T, D), causal
-BACKEND = load_backend("cuda")
+BACKEND = cuda.create()
 KERNELS = [name for name in BACKEND.kernels() if name.startswith(("triton/", "sdpa-flash", "sdpa-cudnn"))]
-FLUSH = torch.empty(cuda.FLUSH_BYTES, dtype=torch.int8, device="cuda")
+TIMER = BACKEND.timer()
 
 
 class DeviceTime:
     """A recorded event; the difference of two is seconds of device time."""
 
     def __init__(self) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)
-        self.event.record()
+        self.event = TIMER.mark()
 
     def __sub__(self, start: DeviceTime) -> float:
         self.event.synchronize()
         return float(start.event.elapsed_time(self.event)) * 1e-3
-
-
-def hold_device() -> None:
-    """Overwrite L2, then keep the device busy while the host queues the call."""
-    FLUSH.zero_()
-    torch.cuda._sleep(cuda.HOLD_CYCLES)
 
 
 @pytest.mark.parametrize("part", ["forward", "backward", "both"])
@@ -73,7 +65,7 @@ def test_attention(benchmark: Any, name: str, shape: tuple[int, int, int, int], 
 
     run: Callable[[], None] = {"forward": forward, "backward": backward, "both": both}[part]
     memory = BACKEND.memory_of(run)
-    benchmark.pedantic(run, setup=hold_device, rounds=40, warmup_rounds=3)
+    benchmark.pedantic(run, setup=TIMER.prepare, rounds=40, warmup_rounds=3)
     params = Params(batch=batch, heads=heads, kv_heads=heads, tokens=tokens, head_dim=head_dim)
     seconds = benchmark.stats.stats.median
     benchmark.extra_info["tflops"] = operations(params, 1, part) / seconds / 1e12

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from backends.names import IMPLEMENTATIONS
+from bench.check.stale import is_stale
 from bench.check.validate import taken_on_trust, validate_file, validate_path
 from bench.files.records import Submission, submission_text
 from bench.files.store import read_submission
@@ -158,6 +161,16 @@ def old_case(s: Submission) -> None:
     s.rows[0].case_version = 99
 
 
+def new_kernel(s: Submission) -> None:
+    s.rows[0].kernel_version = 2
+
+
+def new_kernel_offered(s: Submission) -> None:
+    s.offered[0].kernel_version = 2
+    for row in s.rows:
+        row.kernel_version = 2 if row.kernel == s.offered[0].kernel else 1
+
+
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
@@ -189,6 +202,9 @@ def old_case(s: Submission) -> None:
         (address, "holds an IP address"),
         (user, "a personal field"),
         (old_case, "case_version 99"),
+        (new_kernel, "kernel_version 2; this suite has 1: update the checkout"),
+        (new_kernel, "1 rows are not in the plan"),
+        (new_kernel_offered, "kernel_version 2; this suite has 1: update the checkout"),
     ],
 )
 def test_tampering_is_found(good: Path, edit: Callable[[Submission], None], expected: str) -> None:
@@ -225,6 +241,31 @@ def test_a_stale_file_is_kept_but_not_taken_as_new(good: Path, monkeypatch: pyte
     assert "stale: bias/shift_range version 1, today 2: measure again" in validate_file(good, fresh=True)
     # What does not depend on the older code is still checked.
     assert any("config.sha256" in problem for problem in edited(good, set_hash))
+
+
+def raise_version(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
+    raised = replace(IMPLEMENTATIONS[implementation], version=2)
+    monkeypatch.setitem(IMPLEMENTATIONS, implementation, raised)
+
+
+def test_a_kernel_with_other_bits_makes_its_older_rows_stale(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = read_submission(good)[0].rows
+    raise_version(monkeypatch, "sdpa-math")
+    assert validate_file(good) == []
+    assert validate_file(good, fresh=True) == ["stale: sdpa-math/stock version 1, today 2: measure again"]
+    assert {row.kernel for row in rows if is_stale(row)} == {"sdpa-math/stock"}
+
+
+def test_old_rows_do_not_pass_for_those_of_a_new_kernel(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raise_version(monkeypatch, "sdpa-math")
+
+    def relabel(s: Submission) -> None:
+        for row in s.rows:
+            row.kernel_version = 2 if row.kernel == "sdpa-math/stock" else 1
+
+    assert "1 rows are not in the plan" in edited(good, relabel)
 
 
 def test_a_case_that_is_gone_makes_a_row_stale(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:

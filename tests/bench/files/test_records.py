@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.files.records import MAX_BYTES, Row, dumps, row_key, submission_text
+from bench.files.records import MAX_BYTES, Row, dumps, row_key, row_text, submission_text
 from bench.files.store import BadFile, read_submission, set_aside, write_text
-from conftest import RunIt
+from conftest import RunIt, committed_results
 
 ROW = {
     "case": "bias/leak",
@@ -54,10 +54,26 @@ def test_floats_survive_exactly(value: float) -> None:
         ("options", {"tile": 0}),
         ("seeds", 3),
         ("case_version", 2),
+        ("kernel_version", 2),
     ],
 )
 def test_every_varying_field_is_in_the_key(field: str, value: object) -> None:
     assert row_key(Row(**(ROW | {field: value}))) != row_key(Row(**ROW))
+
+
+def test_a_first_version_is_in_no_key_and_no_text() -> None:
+    """So files from before kernels had versions keep both."""
+    row = Row(**ROW)
+    assert row.kernel_version == 1
+    assert "kernel_version" not in row_key(row) + row_text(row)
+    assert '"kernel_version": 2' in row_text(Row(**ROW, kernel_version=2))
+
+
+@pytest.mark.parametrize("path", committed_results(), ids=lambda path: path.stem)
+def test_committed_files_keep_their_text_and_keys(path: Path) -> None:
+    submission, text = read_submission(path)
+    assert submission_text(submission) == text
+    assert not any("kernel_version" in row.key for row in submission.rows)
 
 
 def test_the_key_ignores_what_was_measured() -> None:
