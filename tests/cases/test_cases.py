@@ -762,6 +762,7 @@ def test_the_call_that_launch_facts_are_of_is_the_first(name: str, dtype: torch.
     case, seeds = load_case(name), 1 if name in ("crash/ladder", "crash/gpt2") else 2
     small = {"crash/drift": {"steps": 10}, "crash/ladder": {"heads": 2}, "speed/attention": TINY}
     params = case.Params(**small.get(name, {}))
+    problem = case.problem(params, dtype, seeds)
     with pytest.raises(Stop) as stopped:
-        case.run(Recorder("stock"), CPU, params, dtype, seeds)
-    assert stopped.value.args[0] == case.call(params, dtype, seeds, CPU.device)
+        case.run(Recorder("stock"), CPU, problem)
+    assert stopped.value.args[0] == case.call(problem, CPU.device)
