@@ -166,9 +166,10 @@ def new_kernel(s: Submission) -> None:
 
 
 def new_kernel_offered(s: Submission) -> None:
-    s.offered[0].kernel_version = 2
-    for row in s.rows:
-        row.kernel_version = 2 if row.kernel == s.offered[0].kernel else 1
+    """A file that is consistent, and of a suite that does not exist."""
+    kernel = s.rows[0].kernel
+    for item in (*s.offered, *s.rows):
+        item.kernel_version = 2 if item.kernel == kernel else 1
 
 
 @pytest.mark.parametrize(
