@@ -1,7 +1,7 @@
 """DESIGN.md and README done literally: each thing that they say how to add is added to a copy, and runs.
 
-A block of code begins with the file that it is: `# cases/bias/mine.py`, or with the place of a line in a file
-that is there: `# cases/__init__.py, in CASES`.
+A block of code begins with the file that it is: `# cases/bias/mine.py`, or with its place in a file that is
+there: `# cases/__init__.py, in CASES` (a table), or `# …, instead of` a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import pytest
 
 from conftest import ROOT
 
-BLOCK = re.compile(r"^```python\n# (\S+\.py)(?:, in (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```python\n# (\S+\.py)(?:, in (\w+)|, instead of `([^\n]+)`)?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 CONFIG = """\
 version: 1
 name: mine
@@ -38,23 +40,26 @@ def section(page: str, heading: str) -> str:
     return found[1]
 
 
-def follow(text: str, checkout: Path) -> list[str]:
-    """Do what the blocks say; returns the files named."""
+def follow(text: str, checkout: Path) -> None:
+    """Do what the blocks say."""
     blocks = BLOCK.findall(text)
-    for name, place, code in blocks:
+    assert blocks
+    for name, table, line, code in blocks:
         path = checkout / name
-        if not place:
+        if not table and not line:
             assert not path.exists(), f"{name} is there already"
             path.write_text(code)
             continue
         lines = path.read_text().splitlines(keepends=True)
-        (at,) = (
-            n for n, line in enumerate(lines) if re.match(rf"(def )?{place}\b.*[:{{(\[]$", line.rstrip())
-        )
-        if lines[at].startswith("def "):  # a line of a function stands before its return
-            at = next(n for n in range(at, len(lines)) if lines[n].lstrip().startswith("return")) - 1
-        path.write_text("".join([*lines[: at + 1], code, *lines[at + 1 :]]))
-    return [name for name, _, _ in blocks]
+        if line:
+            (at,) = (number for number, old in enumerate(lines) if old.strip() == line)
+            lines[at] = code
+        else:
+            (at,) = (number for number, old in enumerate(lines) if old.startswith(f"{table}: "))
+            if lines[at + 2].startswith("    for "):  # { x.name: x for x in (
+                at += 2
+            lines.insert(at + 1, code)
+        path.write_text("".join(lines))
 
 
 @pytest.fixture

@@ -287,16 +287,17 @@ def _launch_dq(
     causal: bool, scale: float, fix: str, tile: Tile,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(dq, lse in log2 units, delta); the last two fp32 [B, Hq, Tq padded to whole tiles]."""
+    has_residual = FIXES[fix].delta == "residual"
     batch, heads, len_q, _ = q.shape
     padded_q = triton.cdiv(len_q, tile.block_m) * tile.block_m
     lse_log2, delta = (lse.new_empty(batch, heads, padded_q) for _ in range(2))
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dq_kernel[(padded_q // tile.block_m * batch * heads,)](
         _argument(q, tile.block_m), _argument(k, tile.block_n), _argument(v, tile.block_n),
-        _argument(do, tile.block_m), _pointer(o), _pointer(residual if fix == "delta_fp32" else o),
+        _argument(do, tile.block_m), _pointer(o), _pointer(residual if has_residual else o),
         _argument(dq, tile.block_m), lse, lse_log2, delta,
         _heads(q), heads // k.shape[1], len_q, k.shape[2], padded_q, scale, CAUSAL=causal,
-        RESIDUAL=fix == "delta_fp32", DELTA_DP=fix == "delta_dp", **_options(tile, q),
+        RESIDUAL=has_residual, DELTA_DP=FIXES[fix].delta == "dp", **_options(tile, q),
     )  # fmt: skip
     return dq, lse_log2, delta
 
@@ -352,7 +353,7 @@ def _forward_op(
 @_forward_op.register_fake
 def _(q, k, v, causal, scale, fix, beta, tol, seed, shapes):
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    residual = torch.empty_like(o) if fix == "delta_fp32" else o.new_empty(0)
+    residual = torch.empty_like(o) if FIXES[fix].delta == "residual" else o.new_empty(0)
     return o, torch.empty(q.shape[:3], dtype=torch.float32, device=q.device), residual
 
 
