@@ -47,3 +47,14 @@ def algorithms(deterministic: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=warn_only)
         knobs.fill_uninitialized_memory = before[1]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One CPU thread: the tensors are too small to share, and the bits must not depend on the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

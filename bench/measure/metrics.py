@@ -85,6 +85,12 @@ def coherence(delta_error: Tensor, seeds: int) -> float:
     return float(torch.where(total == 0, 0.0, rows.sum(1).abs() / total).mean())
 
 
+def signed_coherence(error: Tensor, over: tuple[int, ...] | None = None) -> Tensor:
+    """Σ error / Σ |error| over the given dimensions or all, with its sign; 0 where there is no error."""
+    total = error.abs().sum(over)
+    return torch.where(total == 0, 0.0, error.sum(over) / total)
+
+
 def leak_metrics(leak: Tensor, ref: Reference, seeds: int) -> dict[str, float]:
     """Metrics of rowsum(dS), which is exactly 0 in exact arithmetic.
 

@@ -26,9 +26,10 @@ from bench.measure.inputs import (
 from bench.measure.metrics import over_seeds, ratio
 from bench.measure.numerics import FORMATS, ulp
 from bench.measure.reference import attention_reference
+from cases.algorithms import one_thread
 from cases.base import MAX_ERROR_ULP, Case, CaseParams, Measurement, Metrics, Problem
 from cases.bias.leak import PROBE_KEY
-from cases.crash.train import one_thread
+from cases.crash.training.norms import spectral_norms
 from cases.headline import Headline
 from cases.passes import forward_backward
 from cases.sinks import HEAD_DIM, SCALE, SINK, sink_inputs
@@ -182,7 +183,7 @@ class Drift(Case[Params]):
             path = descend(layer, problem.inputs, measured, params, problem.dtype)
         drift, fp32_drift = (p.drift(layer.direction, params.lr) for p in (path, plain))
         metrics = drift_metrics(path, drift[-1] / params.steps, fp32_drift[-1] / params.steps)
-        norm, start = spectral_norm(path.w_q), spectral_norm(layer.w_q)
+        norm, start = (spectral_norms(w).mean(-1) for w in (path.w_q, layer.w_q))  # over seeds
         metrics |= {"w_q_norm": float(norm[-1]), "w_q_norm_growth": float(norm[-1] - start)}
         series = {
             "step": [float(step) for step in path.steps],
@@ -307,13 +308,6 @@ def drift_metrics(path: Path, drift: Tensor, fp32_drift: Tensor) -> Metrics:
         "row_max_growth": path.row_max[-1] - path.row_max[0],
         "abs_ulp_mean": path.error_ulp,
     }
-
-
-def spectral_norm(w_q: Tensor) -> Tensor:
-    """‖W_Q‖₂, mean over seeds; NaN where a weight is not finite. [..., seeds, F, D] → [...]"""
-    finite = w_q.isfinite()
-    norm = torch.linalg.matrix_norm(w_q.where(finite, 0.0), ord=2).mean(-1)
-    return norm.where(finite.flatten(-3).all(-1), math.nan)
 
 
 def _rms(x: Tensor) -> float:

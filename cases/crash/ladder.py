@@ -7,34 +7,25 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from backends.base import Backend, Call, Kernel, Unsupported
 from bench.files.load import Found
-from bench.measure.inputs import digest, tensor_bytes
+from bench.measure.inputs import tensor_bytes
 from bench.measure.numerics import FORMATS
-from cases.algorithms import algorithms
+from cases.algorithms import algorithms, one_thread
 from cases.base import Case, CaseParams, Measurement, Metrics, Problem
-from cases.crash.detector import outcome, training_verdict
 from cases.crash.documents import documents
 from cases.crash.language import tokens
-from cases.crash.model import Size, fresh_model, initial_weights
 from cases.crash.runs import Group, groups
-from cases.crash.steps import Recipe
-from cases.crash.train import (
-    Log,
-    Plan,
-    batch_offsets,
-    by_head,
-    coherence,
-    largest,
-    one_thread,
-    spectral_norms,
-    train,
-)
+from cases.crash.training.loop import Watch, train
+from cases.crash.training.model import Size, fresh_model, hash_weights, initial_weights
+from cases.crash.training.norms import weight_norms
+from cases.crash.training.outcome import leak_of_tensors, run_metrics, training_verdict
+from cases.crash.training.recipe import Recipe
+from cases.crash.training.text_trainer import TextTrainer, batch_offsets
 from cases.headline import Headline
 
 MAX_HEAD_DIM = 248  # the kernels take 256, and the probe needs a channel
@@ -76,7 +67,7 @@ class Params(CaseParams):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(self.steps, self.lr, self.batch, self.warmup)
+        return Recipe(self.steps, self.batch, self.lr, self.warmup)
 
 
 class Ladder(Case[Params]):
@@ -93,7 +84,7 @@ class Ladder(Case[Params]):
     One row is one training run, with its curves: the seed is a parameter and `seeds` must be 1, so
     that a run that was cut off costs one run, and no mean over seeds hides a step.
 
-    Metrics: `crash_step` by the rule of `cases.crash.detector` (inf: none), `steps_run`, `spikes`;
+    Metrics: `crash_step` by the rule of `cases.crash.training.detector` (inf: none), `steps_run`, `spikes`;
     best (moving average) and last loss; rowsum(dS) pooled over logged steps 100 to 400 (`leak_mean`,
     `leak_rms`, `leak_coherence` = Σ leak / Σ |leak|, also by layer and of each layer's most one-sided
     head); the last max |row-max score|, share of repeated row maxima, ‖W_Q‖₂ and ‖W_K‖₂ (on a device,
@@ -112,34 +103,22 @@ class Ladder(Case[Params]):
     def run(self, kernel: Kernel, backend: Backend, problem: Problem[Params]) -> Measurement:
         params, dtype = problem.params, problem.dtype
         _refuse(kernel, dtype, problem.seeds)
-        device, size = backend.device, params.size
-        text, offsets = make_text(params.vocabulary), _offsets(self.name, params)
-        model = fresh_model(self.name, size, params.seed).to(device)
-        plan = Plan(
+        device = backend.device
+        model = fresh_model(self.name, params.size, params.seed).to(device)
+        text = make_text(params.vocabulary).to(device)
+        offsets = _offsets(self.name, params).to(device)
+        graph = device.type == "cuda" and not kernel.draws
+        stream = (self.name, params.seed)
+        trainer = TextTrainer(model, kernel, params.recipe, stream, dtype, text, offsets, graph)
+        watch = Watch(
             params.log_every,
             read_every=1 if device.type == "cpu" else 0,
             stop_after_explosion=params.stop_after_explosion,
-            graph=device.type == "cuda" and not kernel.draws,
         )
         with one_thread(), algorithms(deterministic=True):
-            log = train(
-                model,
-                text.to(device),
-                offsets.to(device),
-                kernel,
-                params.recipe,
-                size,
-                self.name,
-                params.seed,
-                dtype,
-                plan,
-            )
-        metrics = run_metrics(log)
-        for layer, norms in enumerate(spectral_norms(model)):
-            metrics |= {f"{weight}_norm_{layer}": norm for weight, norm in norms.items()}
-        losses = torch.from_numpy(np.array(log.loss, dtype=np.float32))
-        digests = {"loss": digest(losses)}
-        return Measurement(metrics, digests, log.curves)
+            log = train(trainer, watch)
+        metrics = run_metrics(log) | leak_of_tensors(log.leak) | weight_norms(model)
+        return Measurement(metrics, {"loss": log.loss_digest()}, log.curves)
 
     def hash_inputs(self, problem: Problem[Params]) -> str:
         """sha256 over the text, the initial weights and the batch order; the same for every dtype."""
@@ -192,28 +171,5 @@ def _offsets(name: str, params: Params) -> Tensor:
 def _hash_of_model(name: str, size: Size, seed: int) -> Any:
     """sha256 so far: text, initial weights. Copy it before updating."""
     h = hashlib.sha256(tensor_bytes(make_text(size.vocabulary)))
-    for parameter, values in initial_weights(name, size, seed):
-        h.update(f"{parameter} {tuple(values.shape)}".encode())
-        h.update(tensor_bytes(values))
+    hash_weights(h, initial_weights(name, size, seed))
     return h
-
-
-def run_metrics(log: Log) -> Metrics:
-    """What a finished run's log says; losses in nats, steps from 0."""
-    metrics = outcome(log.detector, log.loss, log.gradient_norm) | {
-        "row_max_abs": log.curves["row_max_abs"][-1],
-        "repeated_max_share": log.curves["repeated_max_share"][-1],
-    }
-    if not log.leak:
-        return metrics  # too short a run: no leak to speak of
-    leak = torch.stack(log.leak)  # [logs, layers, B, H, T]
-    heads = by_head(leak)
-    metrics |= {
-        "leak_mean": float(leak.mean()),
-        "leak_rms": float(leak.square().mean().sqrt()),
-        "leak_coherence": coherence(leak),
-    }
-    for layer in range(leak.shape[1]):
-        metrics[f"leak_coherence_{layer}"] = coherence(leak[:, layer])
-        metrics[f"leak_coherence_head_{layer}"] = largest(heads[layer])
-    return metrics

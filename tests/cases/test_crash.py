@@ -18,26 +18,23 @@ from backends.base import Call, Unsupported
 from backends.cpu import CpuBackend
 from backends.kernels import eager_ladder as ladder
 from bench.measure.inputs import Inputs, key_of, normal, tensor_bytes
+from bench.measure.metrics import signed_coherence
 from bench.measure.numerics import philox_words, round_mantissa
 from cases import load_case
 from cases.base import Measurement
 from cases.bias.leak import PROBE_KEY
-from cases.crash.detector import MARGIN, PATIENCE, Detector, detect
 from cases.crash.documents import documents
 from cases.crash.language import LENGTH, VOCABULARY, Xorshift32, tokens
-from cases.crash.model import Size, fresh_model, initial_weights
-from cases.crash.signals import Attention, leak_of, probe_channels, reseeded, signals
-from cases.crash.steps import Recipe
-from cases.crash.train import (
-    Log,
-    Plan,
-    _largest_singular_values,
-    batch_offsets,
-    by_head,
-    coherence,
-    largest,
-    train,
-)
+from cases.crash.training.attention import StepAttention, leak_of, reseeded
+from cases.crash.training.detector import MARGIN, PATIENCE, Detector, detect
+from cases.crash.training.log import TrainingLog
+from cases.crash.training.loop import Watch, train
+from cases.crash.training.model import Size, fresh_model, initial_weights
+from cases.crash.training.norms import norms_by_squaring, spectral_norms
+from cases.crash.training.probe import probe_channels
+from cases.crash.training.recipe import Recipe
+from cases.crash.training.signals import coherence_by_head, largest, signals
+from cases.crash.training.text_trainer import TextTrainer, batch_offsets
 from cases.passes import forward_backward
 
 CPU = CpuBackend()
@@ -457,11 +454,11 @@ def test_grouped_heads_are_those_of_repeated_keys() -> None:
 # ---- the probe --------------------------------------------------------------------------------
 
 
-def look(dtype: torch.dtype, probe: bool, kernel: Any) -> tuple[Attention, Tensor, Tensor]:
+def look(dtype: torch.dtype, probe: int, kernel: Any) -> tuple[StepAttention, Tensor, Tensor]:
     """One looked-at call on `problem()`: the attention, o, dq."""
     x = problem()
     q, k, v = (t.to(dtype, copy=True).requires_grad_() for t in (x.q, x.k, x.v))
-    attention = Attention(kernel, probe=probe, look=True)
+    attention = StepAttention(kernel, probe=probe, look=True)
     o = attention(0, q, k, v)
     o.backward(x.do.to(dtype))
     assert q.grad is not None
@@ -471,7 +468,7 @@ def look(dtype: torch.dtype, probe: bool, kernel: Any) -> tuple[Attention, Tenso
 def test_the_probe_reads_rowsum_ds_and_changes_nothing_else() -> None:
     x = problem()
     kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=1)
-    attention, o, dq = look(torch.float32, True, kernel)
+    attention, o, dq = look(torch.float32, 1, kernel)
     plain = forward_backward(kernel, CPU, Inputs(x.q, x.k, x.v, x.do, True, SCALE))
     torch.testing.assert_close(o, plain.o)
     torch.testing.assert_close(dq, plain.dq)
@@ -480,9 +477,9 @@ def test_the_probe_reads_rowsum_ds_and_changes_nothing_else() -> None:
     again = [torch.nn.functional.pad(t, (0, 1)) for t in (x.q, x.v, x.do)]
     wide = forward_backward(kernel, CPU, Inputs(again[0], shifted, again[1], again[2], True, SCALE))
     leak = leak_of(attention.seen[0])
-    torch.testing.assert_close(leak, wide.dq[..., -1] / (SCALE * PROBE_KEY))
+    torch.testing.assert_close(leak.float(), wide.dq[..., -1] / (SCALE * PROBE_KEY))
     # And the second call, which leaves training alone, reads the same.
-    apart, o, dq = look(torch.float32, False, kernel)
+    apart, o, dq = look(torch.float32, 0, kernel)
     assert torch.equal(o, plain.o)
     assert torch.equal(dq, plain.dq)
     torch.testing.assert_close(leak_of(apart.seen[0]), leak, rtol=1e-4, atol=1e-6)
@@ -490,7 +487,7 @@ def test_the_probe_reads_rowsum_ds_and_changes_nothing_else() -> None:
 
 def test_signals_are_their_definitions() -> None:
     kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=1)
-    attention, _, _ = look(torch.float32, True, kernel)
+    attention, _, _ = look(torch.float32, 1, kernel)
     seen = attention.seen[0]
     leak = leak_of(seen)
     found = {name: float(value) for name, value in signals(seen, leak).items()}
@@ -512,19 +509,17 @@ def test_signals_are_their_definitions() -> None:
     assert found["leak_share"] > 0.01
 
 
-def test_largest_singular_values_without_a_decomposition() -> None:
-    weights = [torch.from_numpy(normal(key_of("svd", n), (48, 48))).float() for n in range(3)]
-    weights.append(torch.eye(48))  # all alike: the worst case
-    weights.append(torch.full((48, 48), NAN))
-    exact = _largest_singular_values(weights)
-
-    class Elsewhere(Tensor):
-        device = torch.device("meta")
-
-    found = _largest_singular_values([w.as_subclass(Elsewhere) for w in weights])
-    assert found[:4] == pytest.approx(exact[:4], rel=1e-3)
-    assert math.isnan(found[4])
-    assert math.isnan(exact[4])
+def test_spectral_norms_by_decomposition_and_without() -> None:
+    known = torch.zeros(2, 3, 4, 5, dtype=torch.float64)
+    known[:, :, 0, 0], known[:, :, 1, 1], known[1, 0, 0, 0] = 3.0, -2.0, 9.0
+    assert spectral_norms(known).tolist() == [[3.0, 3.0, 3.0], [9.0, 3.0, 3.0]]
+    torch.testing.assert_close(norms_by_squaring(known), spectral_norms(known))
+    weights = torch.stack([torch.from_numpy(normal(key_of("svd", n), (48, 48))).float() for n in range(3)])
+    like = torch.stack([torch.eye(48), torch.zeros(48, 48)])  # all alike: the worst case
+    weights = torch.cat([weights, like])
+    torch.testing.assert_close(norms_by_squaring(weights), spectral_norms(weights), rtol=1e-5, atol=1e-12)
+    weights[1, 2, 3], weights[3, 0, 0] = NAN, -INF
+    assert spectral_norms(weights).isnan().tolist() == [False, True, False, True, False]
 
 
 # ---- the case, end to end ---------------------------------------------------------------------
@@ -534,11 +529,11 @@ def test_heads_that_leak_to_either_side_do_not_cancel() -> None:
     leak = torch.zeros(2, 1, 3, 4, 5).double()  # [logs, layers, B, H, T]
     leak[..., 0, :], leak[..., 1, :] = 1.0, -1.0
     leak[..., 2, :4] = torch.tensor([1.0, -1.0, 1.0, 0.0]).double()
-    assert coherence(leak) == pytest.approx(0.2 / 2.6)
-    assert by_head(leak).tolist() == [[1.0, -1.0, pytest.approx(1 / 3), 0.0]]
-    assert largest(by_head(leak)[:, 1:]) == -1.0
+    assert float(signed_coherence(leak)) == pytest.approx(0.2 / 2.6)
+    assert coherence_by_head(leak).tolist() == [[1.0, -1.0, pytest.approx(1 / 3), 0.0]]
+    assert largest(coherence_by_head(leak)[:, 1:]) == -1.0
     leak[0, 0, 0, 3, 0] = NAN
-    assert math.isnan(largest(by_head(leak)))
+    assert math.isnan(largest(coherence_by_head(leak)))
 
 
 @cache
@@ -590,52 +585,43 @@ def test_every_ladder_kernel_trains(name: str) -> None:
     assert all(math.isfinite(value) for key, value in found.metrics.items() if key != "crash_step")
 
 
-def trained(lr: float, steps: int, dtype: torch.dtype, plan: Plan) -> Log:
+def trained(lr: float, steps: int, dtype: torch.dtype, watch: Watch) -> TrainingLog:
     """A tiny run of two heads on the larger language."""
     size = Size(layers=2, width=16, context=16, vocabulary=1024, heads=2)
     text = documents(1024, 128)
-    return train(
-        fresh_model("x", size, 0),
-        text,
-        batch_offsets("x", 0, steps, 2, len(text) - 16),
-        KERNELS["eager-ladder/stock"].configure(mantissa_bits=1),
-        Recipe(steps, lr, 2),
-        size,
-        "x",
-        0,
-        dtype,
-        plan,
-    )
+    model, offsets = fresh_model("x", size, 0), batch_offsets("x", 0, steps, 2, len(text) - 16)
+    kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=1)
+    recipe = Recipe(steps, 2, lr, warmup=100)
+    return train(TextTrainer(model, kernel, recipe, ("x", 0), dtype, text, offsets), watch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lr", [1e-2, 1.0])  # holds, and explodes
 def test_losses_read_late_are_those_read_at_once(dtype: torch.dtype, lr: float) -> None:
-    at_once = trained(lr, 200, dtype, Plan())
+    at_once = trained(lr, 200, dtype, Watch())
     assert at_once.detector.exploded == (lr == 1.0)
-    for plan in (Plan(read_every=0), Plan(read_every=7)):
-        late = trained(lr, 200, dtype, plan)
+    for watch in (Watch(read_every=0), Watch(read_every=7)):
+        late = trained(lr, 200, dtype, watch)
         assert late.loss == at_once.loss
         assert late.gradient_norm == at_once.gradient_norm
-        assert late.steps == at_once.steps
         assert repr(late.curves) == repr(at_once.curves)  # NaN too
         assert late.detector.crash == at_once.detector.crash
 
 
 def test_going_on_after_an_explosion_keeps_its_step() -> None:
-    stopped = trained(1.0, 200, torch.float32, Plan())
-    went_on = trained(1.0, 200, torch.float32, Plan(stop_after_explosion=False))
+    stopped = trained(1.0, 200, torch.float32, Watch())
+    went_on = trained(1.0, 200, torch.float32, Watch(stop_after_explosion=False))
     assert len(stopped.loss) < len(went_on.loss) == 200
     assert went_on.loss[: len(stopped.loss)] == stopped.loss
     assert went_on.detector.crash == stopped.detector.crash
-    assert len(went_on.steps) == 20
+    assert len(went_on.curves["step"]) == 20
 
 
 def test_looking_changes_no_loss() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        often, seldom = (trained(1e-2, 60, dtype, Plan(log_every=n)) for n in (5, 60))
+        often, seldom = (trained(1e-2, 60, dtype, Watch(look_every=n)) for n in (5, 60))
         assert often.loss == seldom.loss
-        assert (len(often.steps), len(seldom.steps)) == (12, 1)
+        assert (len(often.curves["step"]), len(seldom.curves["step"])) == (12, 1)
 
 
 def test_parameters_added_later_leave_older_rows_their_key() -> None:

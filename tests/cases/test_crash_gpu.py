@@ -12,9 +12,11 @@ from backends.kernels.eager_ladder import product
 from bench.measure.inputs import digest, key_of, normal
 from bench.run.registry import load_backend
 from cases.crash.documents import documents
-from cases.crash.model import Size, fresh_model
-from cases.crash.steps import Recipe
-from cases.crash.train import Log, Plan, batch_offsets, train
+from cases.crash.training.log import TrainingLog
+from cases.crash.training.loop import Watch, train
+from cases.crash.training.model import Size, fresh_model
+from cases.crash.training.recipe import Recipe
+from cases.crash.training.text_trainer import TextTrainer, batch_offsets
 
 pytestmark = pytest.mark.skipif(cuda.unavailable_reason() is not None, reason=str(cuda.unavailable_reason()))
 SIZE = Size(layers=2, width=128, context=128, vocabulary=1024, heads=2)
@@ -26,25 +28,16 @@ CASES: list[tuple[str, dict[str, Any], torch.dtype]] = [
 ]
 
 
-def trained(name: str, options: dict[str, Any], dtype: torch.dtype, graph: bool) -> Log:
+def trained(name: str, options: dict[str, Any], dtype: torch.dtype, graph: bool) -> TrainingLog:
     backend = load_backend("cuda")
     text = documents(1024, 256)
     model = fresh_model("x", SIZE, 0).to(backend.device)
     offsets = batch_offsets("x", 0, 40, 8, len(text) - SIZE.context)
     kernel = backend.kernels()[name].configure(**options)
+    recipe, text, offsets = Recipe(40, 8, 3e-3, 100), text.to(backend.device), offsets.to(backend.device)
     with backend.deterministic():
-        return train(
-            model,
-            text.to(backend.device),
-            offsets.to(backend.device),
-            kernel,
-            Recipe(40, 3e-3, 8),
-            SIZE,
-            "x",
-            0,
-            dtype,
-            Plan(read_every=0, graph=graph),
-        )
+        trainer = TextTrainer(model, kernel, recipe, ("x", 0), dtype, text, offsets, graph)
+        return train(trainer, Watch(read_every=0))
 
 
 @pytest.mark.parametrize(("name", "options", "dtype"), CASES)

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ from backends.cpu import CpuBackend
 from bench.errors import UsageError
 from cases import load_case
 from cases.base import Measurement, Workspace
-from cases.crash.gpt2 import loop
+from cases.crash.gpt2 import long_run
 from cases.crash.gpt2.batches import read_batches, write_explicit
 from cases.crash.gpt2.data import FOLDER_VARIABLE
-from cases.crash.gpt2.optimizer import Recipe, optimizers
 from cases.crash.gpt2.progress import Progress, duration
-from cases.crash.gpt2.signals import Probe, probe, weight_norms
+from cases.crash.gpt2.trainer import leak_point
 from cases.crash.language import tokens
-from cases.crash.model import GPT, Size, fresh_model
-from cases.crash.signals import WIDTHS
+from cases.crash.training.attention import StepAttention
+from cases.crash.training.model import GPT, Size, fresh_model
+from cases.crash.training.norms import weight_norms
+from cases.crash.training.optimizer import optimizers
+from cases.crash.training.probe import WIDTHS
+from cases.crash.training.recipe import Recipe
 
 CPU = CpuBackend()
 KERNELS = CPU.kernels()
@@ -73,8 +77,11 @@ def run(
 # ---- recipe and model -------------------------------------------------------------------------
 
 
+PAPER = Recipe(600_000, 512, 1e-3, 2000, "cosine", min_lr=1e-5, decay_steps=600_000)
+
+
 def test_learning_rate_of_the_paper() -> None:
-    recipe = Recipe()
+    recipe = PAPER
     assert recipe.lr_at(0) == pytest.approx(1e-3 / 2000)
     assert recipe.lr_at(1999) == pytest.approx(1e-3)
     assert recipe.lr_at(2000) == pytest.approx(1e-3)
@@ -84,9 +91,9 @@ def test_learning_rate_of_the_paper() -> None:
 
 def test_muon_takes_the_matrices_of_the_blocks_alone() -> None:
     model = GPT(Size(layers=2, width=16, heads=2))
-    (alone,) = optimizers(model, Recipe())
+    (alone,) = optimizers(model, PAPER, 1e-3)
     assert isinstance(alone, torch.optim.AdamW)
-    adamw, muon = optimizers(model, Recipe(optimizer="muon"))
+    adamw, muon = optimizers(model, replace(PAPER, optimizer="muon"), 1e-3)
     assert isinstance(muon, torch.optim.Muon)
     of_muon = {id(p) for group in muon.param_groups for p in group["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in of_muon}
@@ -127,26 +134,34 @@ def test_heads_are_separate() -> None:
 # ---- signals ----------------------------------------------------------------------------------
 
 
+def looked_at(model: GPT, kernel: Any, probe: int) -> tuple[StepAttention, torch.Tensor]:
+    """A pass over two sequences, and its loss."""
+    ids = tokens()[:50].reshape(2, 25)
+    attention = StepAttention(kernel, probe=probe, look=True)
+    logits = model(ids[:, :-1], attention)
+    return attention, F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
 def test_the_probe_reads_rowsum_ds() -> None:
     """Against the formula: δ error = rowsum(dP∘P) − rowsum(dO∘O), with the kernel's rounded O."""
     model = fresh_model("x", Size(1, 32, 24, mlp_ratio=4, heads=2), 0)
     kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=3)
     kept: dict[str, Any] = {}
 
-    def attend(layer: int, q: Any, k: Any, v: Any, scale: float) -> Any:
-        o = kernel(q, k, v, causal=True, scale=scale)
-        o.retain_grad()
-        kept.update(q=q.detach(), k=k.detach(), v=v.detach(), o=o, scale=scale)
-        return o
+    class Spy(Tripwire):
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            kept["o"] = kernel(*args, **options)
+            kept["width"] = args[0].shape[-1]
+            kept["o"].retain_grad()
+            return kept["o"]
 
-    ids = tokens()[:50].reshape(2, 25)
-    point = probe(model, ids, attend, torch.autocast("cpu", enabled=False))
-    assert kept["q"].shape == (2, 2, 24, 32), "16 channels, and the next width"
-    # The same pass again with gradients kept, for dO.
-    logits = model(ids[:, :-1], lambda layer, q, k, v: attend(layer, q, k, v, 0.25))
-    F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-    q, k, v = (kept[n].double() for n in ("q", "k", "v"))
-    o, do = kept["o"].detach().double(), kept["o"].grad.double()
+    attention, loss = looked_at(model, Spy(0, cut, "eager-ladder/stock"), probe=16)
+    loss.backward()
+    point = leak_point(attention)
+    assert kept["width"] == 32, "16 channels, and the next width"
+    seen = attention.seen[0]
+    q, k, v = (x.double() for x in (seen.q, seen.k, seen.v))
+    o, do = (x[..., :16].double() for x in (kept["o"].detach(), kept["o"].grad))
     s = (0.25 * q @ k.mT).masked_fill(torch.ones(24, 24).triu(1).bool(), -math.inf)
     p, dp = s.softmax(-1), do @ v.mT
     leak = (p * dp).sum(-1) - (do * o).sum(-1)
@@ -156,29 +171,15 @@ def test_the_probe_reads_rowsum_ds() -> None:
     assert point["leak_abs"] > 1e-7
 
 
-def test_the_probe_hides_no_row_that_is_not_finite() -> None:
-    for bad in (0, 1):  # the layer
-        seen = Probe(lambda layer, q, k, v, scale: q)
-        for layer in (0, 1):
-            q, k, v = torch.ones(3, 1, 1, 4, 16)
-            q[0, 0, 2, 0] = math.nan if layer == bad else 1.0
-            seen(layer, q, k, v)
-        largest = torch.tensor(seen.row_max_abs)
-        assert largest.isnan().tolist() == [bad == 0, bad == 1]
-        assert largest[1 - bad] == 4  # 16 products of 1, over √16
-
+@pytest.mark.parametrize("bad", [0, 1])
+def test_the_probe_hides_no_row_that_is_not_finite(bad: int) -> None:
     model = fresh_model("x", Size(2, 32, 24, mlp_ratio=4, heads=2), 0)
     with torch.no_grad():
-        model.blocks[0].w_q[0, 0] = math.nan
+        model.blocks[bad].w_q[0, 0] = math.nan
     kernel = KERNELS["eager-ladder/stock"].configure(mantissa_bits=3)
-    ids = tokens()[:50].reshape(2, 25)
-    point = probe(
-        model,
-        ids,
-        lambda layer, q, k, v, scale: kernel(q, k, v, causal=True, scale=scale),
-        torch.autocast("cpu", enabled=False),
-    )
-    assert math.isnan(point["row_max_abs"])
+    attention, loss = looked_at(model, kernel, probe=16)
+    torch.autograd.grad(loss, model.positions)
+    assert math.isnan(leak_point(attention)["row_max_abs"])
 
 
 def test_every_head_has_a_wider_one() -> None:
@@ -190,7 +191,7 @@ def test_weight_norms_are_spectral_and_nan_where_a_weight_is() -> None:
     with torch.no_grad():
         model.blocks[0].w_q.copy_(torch.diag(torch.arange(16.0)))
         model.blocks[1].w_k[0, 0] = math.inf
-    norms = weight_norms(model.blocks)
+    norms = weight_norms(model)
     assert norms["w_q_norm_0"] == pytest.approx(15)
     assert math.isnan(norms["w_k_norm_1"])
     assert math.isfinite(norms["w_q_norm_1"])
@@ -265,7 +266,7 @@ def test_a_full_disk_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(loop.checkpoint, "save", full)
+    monkeypatch.setattr(long_run.checkpoint, "save", full)
     said = Said()
     found = run(tmp_path / "full", said=said)
     assert found.metrics["steps_run"] == 12

@@ -30,10 +30,11 @@ from bench.run.registry import load_backend
 from cases.algorithms import strict
 from cases.crash.gpt2.batches import CounterBatches, counter_header
 from cases.crash.gpt2.data import Tokens
-from cases.crash.gpt2.loop import Log, Run, Trainer
-from cases.crash.gpt2.optimizer import Recipe
-from cases.crash.gpt2.signals import weight_norms
-from cases.crash.model import GPT, Size
+from cases.crash.gpt2.trainer import TokenTrainer
+from cases.crash.training.log import TrainingLog
+from cases.crash.training.model import GPT, Size
+from cases.crash.training.norms import weight_norms
+from cases.crash.training.recipe import Recipe
 
 SIZES = {
     "small": Size(12, 768, 1024, mlp_ratio=4, vocabulary=50304, heads=12),
@@ -44,7 +45,7 @@ REFERENCE = "sdpa-flash/stock"
 TOKENS = 2**22
 
 
-def trainers(arguments: argparse.Namespace, backend: Backend) -> dict[str, Trainer]:
+def trainers(arguments: argparse.Namespace, backend: Backend) -> dict[str, TokenTrainer]:
     """A trainer for each kernel, all on one model."""
     size = SIZES[arguments.size]
     ids = (raw_words(1, TOKENS) % min(size.vocabulary, 50257)).astype("<u2")
@@ -55,31 +56,27 @@ def trainers(arguments: argparse.Namespace, backend: Backend) -> dict[str, Train
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.02) if parameter.dim() == 2 else parameter.fill_(1.0)
     model.to(backend.device)
-    run = Run(
-        "speed",
-        0,
-        10**6,
-        arguments.batch,
-        arguments.micro_batch,
-        Recipe(),
-        torch.bfloat16,
-        log_every=10**6,
-        checkpoint_every=10**6,
-        stop_when_exploded=False,
-        fingerprint={},
-    )
+    recipe = Recipe(10**6, arguments.batch, lr=1e-3, warmup=2000)
     names = [REFERENCE, *(name for name in arguments.kernel if name != REFERENCE)]
     return {
-        name: Trainer(model, backend.kernels()[name], Tokens(ids, sha256), CounterBatches(header), run)
+        name: TokenTrainer(
+            model,
+            backend.kernels()[name],
+            recipe,
+            ("speed", 0),
+            torch.bfloat16,
+            Tokens(ids, sha256),
+            CounterBatches(header),
+            arguments.micro_batch,
+        )
         for name in names
     }
 
 
-def one_step(trainer: Trainer, step: int) -> None:
+def one_step(trainer: TokenTrainer, step: int) -> None:
     """What a step of the loop does on the device, with the loss brought to the host."""
-    losses, _ = trainer.gradients(step)
-    nn.utils.clip_grad_norm_(trainer.model.parameters(), trainer.run.recipe.clip)
-    torch.stack(losses).mean().item()
+    trainer.gradients(step, look=False)
+    trainer.read()
     trainer.update(step)
 
 
@@ -91,7 +88,9 @@ def seconds(backend: Backend, work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure(found: dict[str, Trainer], backend: Backend, rounds: int, steps: int) -> dict[str, list[float]]:
+def measure(
+    found: dict[str, TokenTrainer], backend: Backend, rounds: int, steps: int
+) -> dict[str, list[float]]:
     """Tokens a second of each kernel, one value a round."""
     rates: dict[str, list[float]] = {name: [] for name in found}
     names = list(found)
@@ -102,24 +101,23 @@ def measure(found: dict[str, Trainer], backend: Backend, rounds: int, steps: int
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             trainer = found[name]
 
-            def work(trainer: Trainer = trainer) -> None:
+            def work(trainer: TokenTrainer = trainer) -> None:
                 with strict(trainer.kernel):
                     for step in range(steps):
                         one_step(trainer, step)
 
-            tokens = steps * trainer.run.batch * trainer.model.size.context
+            tokens = steps * trainer.recipe.batch * trainer.model.size.context
             rates[name].append(tokens / seconds(backend, work))
     return rates
 
 
-def cost_of_looking(trainer: Trainer, backend: Backend) -> dict[str, float]:
+def cost_of_looking(trainer: TokenTrainer, backend: Backend) -> dict[str, float]:
     """Seconds of one look at the signals, of its weight norms, and of an SVD of the same weights."""
-    log = Log([1.0], [1.0])
-    blocks = trainer.model.blocks
+    trainer.log, blocks = TrainingLog([1.0], [1.0]), trainer.model.blocks
     weights = torch.stack([getattr(b, n).detach() for n in ("w_q", "w_k") for b in blocks])
     work: dict[str, Callable[[], object]] = {
-        "look": lambda: trainer.look(log, 0),
-        "weight_norms": lambda: weight_norms(blocks),
+        "look": lambda: trainer.look(0),
+        "weight_norms": lambda: weight_norms(trainer.model),
         "svd": lambda: torch.linalg.matrix_norm(weights, ord=2),
     }
     for run in work.values():

@@ -24,10 +24,12 @@ import torch
 from backends.base import Backend, Kernel
 from bench.measure.inputs import digest
 from bench.run.registry import load_backend
-from cases.algorithms import algorithms
+from cases.algorithms import algorithms, one_thread
 from cases.crash.ladder import Params, make_text
-from cases.crash.model import fresh_model
-from cases.crash.train import Log, Plan, batch_offsets, one_thread, train
+from cases.crash.training.log import TrainingLog
+from cases.crash.training.loop import Watch, train
+from cases.crash.training.model import fresh_model
+from cases.crash.training.text_trainer import TextTrainer, batch_offsets
 
 GPU_SIZE: dict[str, Any] = {
     "layers": 6,
@@ -82,35 +84,42 @@ def variants(kernel: Kernel, graphs: bool) -> list[Variant]:
     return [*ways, Variant(ways[-1].kernel, ways[-1].graph, again=True)]
 
 
+class TimedTrainer(TextTrainer):
+    """Notes when all before a look has been computed."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.looks: list[tuple[int, float]] = []  # step, seconds
+
+    def look(self, step: int) -> dict[str, float]:
+        self.looks.append((step, time.perf_counter()))
+        return super().look(step)
+
+
 def measure(
     variant: Variant, backend: Backend, params: Params, dtype: torch.dtype
-) -> tuple[Log, float, float]:
+) -> tuple[TrainingLog, float, float]:
     """The log, steps a second between the second look and the last, and seconds up to the second."""
     text = make_text(params.vocabulary)
     offsets = batch_offsets("speed", params.seed, params.steps, params.batch, len(text) - params.context)
-    model = fresh_model("speed", params.size, params.seed).to(backend.device)
-    looks: list[tuple[int, float]] = []
-    plan = Plan(params.log_every, read_every=0, graph=variant.graph)
+    trainer = TimedTrainer(
+        fresh_model("speed", params.size, params.seed).to(backend.device),
+        variant.kernel,
+        params.recipe,
+        ("speed", params.seed),
+        dtype,
+        text.to(backend.device),
+        offsets.to(backend.device),
+        variant.graph,
+    )
     start = time.perf_counter()
     with backend.deterministic(), one_thread(), algorithms(deterministic=True):
-        log = train(
-            model,
-            text.to(backend.device),
-            offsets.to(backend.device),
-            variant.kernel,
-            params.recipe,
-            params.size,
-            "speed",
-            params.seed,
-            dtype,
-            plan,
-            at_look=lambda now: looks.append((now, time.perf_counter())),
-        )
-    (first, began), (last, ended) = looks[1], looks[-1]
+        log = train(trainer, Watch(params.log_every, read_every=0))
+    (first, began), (last, ended) = trainer.looks[1], trainer.looks[-1]
     return log, (last - first) / (ended - began), began - start
 
 
-def compare(log: Log, plain: Log) -> str:
+def compare(log: TrainingLog, plain: TrainingLog) -> str:
     """How the losses of a variant differ from the plain loop's."""
     a, b = np.array(log.loss), np.array(plain.loss)
     different = int((a != b).sum())
@@ -138,7 +147,7 @@ def main() -> None:
         if not fnmatch(kernel_name, args.kernel) or kernel_name not in backend.kernels():
             continue
         kernel = backend.kernels()[kernel_name].configure(**options)
-        plain: Log | None = None
+        plain: TrainingLog | None = None
         for variant in variants(kernel, on_cuda):
             try:
                 log, rate, seconds = measure(variant, backend, params, torch.bfloat16)

@@ -35,13 +35,12 @@ from torch import Tensor
 
 from backends.base import Backend, Kernel
 from bench.run.registry import load_backend
-from cases.algorithms import algorithms
-from cases.crash.detector import Detector
+from cases.algorithms import algorithms, one_thread
 from cases.crash.ladder import Params, make_text
-from cases.crash.model import GPT, Block, fresh_model
-from cases.crash.signals import Attention, Seen, leak_of
-from cases.crash.steps import Recipe, Step
-from cases.crash.train import batch_offsets, one_thread
+from cases.crash.training.attention import Seen, leak_of
+from cases.crash.training.model import GPT, Block, fresh_model
+from cases.crash.training.recipe import Recipe
+from cases.crash.training.text_trainer import TextTrainer, batch_offsets
 
 CASE = "crash/ladder"  # its weights, its batches
 FIXES = ("stock", "delta_error_flipped", "delta_fp32", "delta_dp")
@@ -50,7 +49,7 @@ DIGITS = 5
 
 
 @dataclass
-class Inputs:
+class BlockInputs:
     """The input [B, T, C] of each block's projections, caught as it comes by."""
 
     model: GPT
@@ -68,7 +67,7 @@ class Inputs:
 @torch.no_grad()
 def leak_gradients(seen: Seen, x: Tensor) -> tuple[Tensor, Tensor]:
     """E_Q and E_K [C, C] of a layer with one head, from its backward pass and its input x [B, T, C]."""
-    leak = leak_of(seen)[:, 0, :, None]  # [B, T, 1]
+    leak = leak_of(seen).float()[:, 0, :, None]  # [B, T, 1]
     q, k = seen.q[:, 0], seen.k[:, 0]  # [B, T, D]
     future = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(1)
     p = (seen.scale * (q @ k.mT)).masked_fill(future, -torch.inf).softmax(-1)  # [B, T, T]
@@ -88,9 +87,9 @@ class Split:
         self.average.lerp_(e, 1 - recipe.betas[0])
         self.steps += 1
 
-    def updates(self, step: Step, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+    def updates(self, trainer: TextTrainer, weight: Tensor, lr: float) -> tuple[Tensor, Tensor]:
         """What the last update of `weight` owes to the leak, and the rest of it."""
-        state, recipe = step.optimizer.state[weight], step.recipe
+        state, recipe = trainer.optimizers[0].state[weight], trainer.recipe
         first, second = (1 - beta**self.steps for beta in recipe.betas)
         factor = -lr / first / ((state["exp_avg_sq"] / second).sqrt() + recipe.eps)
         return factor * self.average, factor * (state["exp_avg"] - self.average)
@@ -111,15 +110,17 @@ class Layer:
         return cls(block, q, k)
 
     @torch.no_grad()
-    def observe(self, before: tuple[Tensor, Tensor], step: Step, lr: float, x: Tensor, seen: Seen) -> None:
+    def observe(
+        self, before: tuple[Tensor, Tensor], trainer: TextTrainer, lr: float, x: Tensor, seen: Seen
+    ) -> None:
         """Add the last update; `before` are W_Q and W_K that gave it."""
         mean = x.mean((0, 1))  # x̄ [C]
         q, k = (w @ mean for w in before)
         (leak_q, rest_q), (leak_k, rest_k) = (
-            tuple(part @ mean for part in split.updates(step, weight, lr))
+            tuple(part @ mean for part in split.updates(trainer, weight, lr))
             for split, weight in ((self.q, self.block.w_q), (self.k, self.block.w_k))
         )
-        leak = leak_of(seen)
+        leak = leak_of(seen).float()
         point = {
             "leak": leak.mean(),
             "leak_abs": leak.abs().mean(),
@@ -146,47 +147,38 @@ def run(kernel: Kernel, params: Params) -> tuple[dict[str, Any], list[float]]:
     """Train as `crash/ladder` does; means over each window of steps, by layer, and the loss of each step."""
     text = make_text(params.vocabulary)
     offsets = batch_offsets(CASE, params.seed, params.steps, params.batch, len(text) - params.context)
-    model, detector = fresh_model(CASE, params.size, params.seed), Detector()
-    step = Step(model, text, params.recipe, params.context, torch.float32)
-    inputs, layers = Inputs(model), [Layer.of(cast(Block, block)) for block in model.blocks]
+    model = fresh_model(CASE, params.size, params.seed)
+    stream = (CASE, params.seed)
+    trainer = TextTrainer(model, kernel, params.recipe, stream, torch.float32, text, offsets)
+    inputs, layers = BlockInputs(model), [Layer.of(cast(Block, block)) for block in model.blocks]
     points: list[dict[str, Any]] = []
-    losses: list[float] = []
-    for now, loss, lost in _steps(kernel, params, step, offsets, inputs, layers, detector):
-        losses.append(loss)
+    for now, lost in _steps(trainer, inputs, layers):
         if (now + 1) % WINDOW == 0 or lost or now == params.steps - 1:
             size = now % WINDOW + 1
             points.append({"step": now, "steps": size, "layers": [x.take(size) for x in layers]})
+    detector = trainer.log.detector
     end = f"exploded@{detector.crash}" if detector.exploded else f"stable@{params.steps}"
-    return {"seed": params.seed, "verdict": end, "windows": points}, losses
+    return {"seed": params.seed, "verdict": end, "windows": points}, trainer.log.loss
 
 
-def _steps(
-    kernel: Kernel,
-    params: Params,
-    step: Step,
-    offsets: Tensor,
-    inputs: Inputs,
-    layers: list[Layer],
-    detector: Detector,
-) -> Iterator[tuple[int, float, bool]]:
-    """Step, loss, and whether the run is lost."""
-    recipe = params.recipe
-    for now in range(params.steps):
-        lr = recipe.lr_at(now)
-        attention = Attention(kernel, (CASE, params.seed, "rounding", now), look=True)
-        step.load(offsets[now], lr)
-        loss, norm = step.gradients(attention)
-        lost = detector.update(float(loss), float(norm))
-        clip = min(1.0, recipe.clip / (float(norm) + 1e-6))  # as clip_grad_norm_ does
+def _steps(trainer: TextTrainer, inputs: BlockInputs, layers: list[Layer]) -> Iterator[tuple[int, bool]]:
+    """Step, and whether the run is lost."""
+    recipe = trainer.recipe
+    for now in range(recipe.steps):
+        trainer.gradients(now, look=True)
+        ((loss, norm),) = trainer.read()
+        lost = trainer.log.add([(loss, norm)], stop_after_explosion=True)
+        clip = min(1.0, recipe.clip / (norm + 1e-6))  # as clip_grad_norm_ does
         before = [(b.block.w_q.detach().clone(), b.block.w_k.detach().clone()) for b in layers]
+        seen = trainer.present.seen
         for number, layer in enumerate(layers):
-            e_q, e_k = leak_gradients(attention.seen[number], inputs.x[number])
+            e_q, e_k = leak_gradients(seen[number], inputs.x[number])
             layer.q.add(clip * e_q, recipe)
             layer.k.add(clip * e_k, recipe)
-        step.apply()
+        trainer.update(now)
         for number, layer in enumerate(layers):
-            layer.observe(before[number], step, lr, inputs.x[number], attention.seen[number])
-        yield now, float(loss), lost
+            layer.observe(before[number], trainer, recipe.lr_at(now), inputs.x[number], seen[number])
+        yield now, lost
         if lost:
             return
 

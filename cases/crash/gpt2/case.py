@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 
@@ -17,10 +16,8 @@ from backends.base import Backend, Call, Kernel, Unsupported
 from bench.errors import UsageError
 from bench.files.records import Sha256, dumps
 from bench.files.source import source_sha256
-from bench.measure.inputs import digest, tensor_bytes
-from cases.algorithms import algorithms
+from cases.algorithms import algorithms, one_thread
 from cases.base import Case, CaseParams, Measurement, Metrics, Problem, Workspace
-from cases.crash.detector import outcome, training_verdict
 from cases.crash.gpt2.batches import (
     Batches,
     CounterBatches,
@@ -30,15 +27,18 @@ from cases.crash.gpt2.batches import (
     read_batches,
     write_counter,
 )
-from cases.crash.gpt2.data import BUNDLED, Tokens, bundled, check_tokens, data_path, open_tokens
-from cases.crash.gpt2.loop import Log, Run, Trainer, train
-from cases.crash.gpt2.optimizer import Recipe
-from cases.crash.model import GPT, Size, initial_weights
-from cases.crash.train import one_thread
+from cases.crash.gpt2.checkpoint import Fingerprint
+from cases.crash.gpt2.data import BUNDLED, Say, Tokens, bundled, check_tokens, data_path, open_tokens
+from cases.crash.gpt2.long_run import Keeper, train_long
+from cases.crash.gpt2.trainer import TokenTrainer
+from cases.crash.training.log import TrainingLog
+from cases.crash.training.loop import Watch
+from cases.crash.training.model import GPT, Size, hash_weights, initial_weights
+from cases.crash.training.outcome import leak_of_curves, run_metrics, training_verdict
+from cases.crash.training.recipe import Recipe
 from cases.headline import Headline
 from cases.processes import from_main, together, world
 
-MAX_LOGS = 499  # points of a curve in a result file
 MANY_WEIGHTS = 10_000_000  # beyond this, making them takes seconds and is said
 RECORD = "run.batches"  # the run's own record of its batch sequence, beside the checkpoints
 
@@ -86,7 +86,16 @@ class Params(CaseParams):
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(self.lr, self.min_lr, self.warmup, self.decay_steps, self.optimizer)
+        return Recipe(
+            self.steps,
+            self.batch,
+            self.lr,
+            self.warmup,
+            schedule="cosine",
+            min_lr=self.min_lr,
+            decay_steps=self.decay_steps,
+            optimizer=self.optimizer,
+        )
 
 
 class Gpt2(Case[Params]):
@@ -99,11 +108,11 @@ class Gpt2(Case[Params]):
     autocast, float32 without. One row is one run of hours: it keeps checkpoints, can be cut anywhere,
     and runs on any number of processes (torchrun). Set-up and files: docs/gpt2.md.
 
-    Metrics: `crash_step` by the rule of `cases.crash.detector`, one log a step (inf: none), `steps_run`,
-    `spikes`, `best_loss` (moving average), `last_loss`, `gradient_norm_last`; the leak rowsum(dS) of an
-    extra pass in logged steps (`leak_mean`, `leak_coherence` = Σ leak / Σ |leak|, also by layer), max
-    |row-max score|, share of repeated maxima, ‖W_Q‖₂ and ‖W_K‖₂ of each layer. Digests: `loss` (float32
-    losses of all steps), `weights` (initial), `batches` (offsets of all steps), `data` (token file).
+    Metrics: `crash_step` by the rule of `cases.crash.training.detector`, one log a step (inf: none),
+    `steps_run`, `spikes`, `best_loss` (moving average), `last_loss`, `gradient_norm_last`; the leak
+    rowsum(dS) of an extra pass in logged steps (`leak_mean`, `leak_coherence` = Σ leak / Σ |leak|, also by
+    layer), max |row-max score|, share of repeated maxima, ‖W_Q‖₂ and ‖W_K‖₂ of each layer. Digests: `loss`
+    (float32 losses of all steps), `weights` (initial), `batches` (offsets of all steps), `data` (token file).
 
     Verdict: `exploded@STEP`, `stable@STEPS`, or `spike`, as in `crash/ladder`.
     """
@@ -143,26 +152,34 @@ class Gpt2(Case[Params]):
         if dtype not in (torch.bfloat16, torch.float32):
             raise Unsupported("trains in bfloat16 (autocast) or float32: set params.dtype to one")
         self.check(params, problem.seeds)
-        say = workspace.say if world().is_main else _silent
-        tokens = together(lambda: _open(params, say))
+        say: Say = workspace.say if world().is_main else lambda text: None
+        text = (params.data, params.context, params.vocabulary, params.data_sha256)
+        tokens = together(lambda: open_tokens(*text, say))
         batches = together(lambda: _batches(self.name, params, tokens))
         if world().is_main:
             workspace.folder.mkdir(parents=True, exist_ok=True)
             if params.replay is None:
                 write_counter(workspace.folder / RECORD, batches.header)
+        stop = params.stop_when_exploded
+        watch = Watch(params.log_every, stop_after_explosion=stop, look_at_explosion=True)
+        stream = (self.name, params.seed)
         with one_thread(), algorithms(deterministic=True):
             model, weights = _model(self.name, params, backend.device, say)
-            run = _run(params, kernel, dtype, tokens, batches.header, weights)
-            log = train(Trainer(model, kernel, tokens, batches, run), workspace.folder, say)
-        metrics = run_metrics(log, params.layers)
+            fingerprint = _fingerprint(problem, kernel, tokens, batches.header, weights)
+            trainer = TokenTrainer(
+                model, kernel, params.recipe, stream, dtype, tokens, batches, params.micro_batch
+            )
+            keeper = Keeper(trainer, workspace.folder, fingerprint, params.checkpoint_every, say)
+            log = train_long(keeper, watch)
+        metrics = run_metrics(log) | leak_of_curves(log.curves)
         digests = {
-            "loss": digest(torch.from_numpy(np.array(log.loss, dtype=np.float32))),
+            "loss": log.loss_digest(),
             "weights": weights,
             "batches": log.batches,
             "data": tokens.sha256,
             "sequence": batches.header.identity(),
         }
-        return Measurement(metrics, digests, log.curves, _facts(run, tokens, log))
+        return Measurement(metrics, digests, log.curves, _facts(params, tokens, log))
 
     def call(self, problem: Problem[Params], device: torch.device) -> Call:
         """Attention of one layer of a micro-batch."""
@@ -191,17 +208,6 @@ class Gpt2(Case[Params]):
         return training_verdict(metrics)
 
 
-Say = Callable[[str], None]
-
-
-def _silent(text: str) -> None:
-    """Where nobody listens."""
-
-
-def _open(params: Params, say: Say) -> Tokens:
-    return open_tokens(params.data, params.context, params.vocabulary, params.data_sha256, say)
-
-
 def _batches(name: str, params: Params, tokens: Tokens) -> Batches:
     """The run's own random sequence, or the recorded one that it is to replay."""
     own = counter_header(name, params.seed, len(tokens.ids), tokens.sha256, params.context, params.batch)
@@ -223,22 +229,23 @@ def _model(name: str, params: Params, device: torch.device, say: Say) -> tuple[G
         count = sum(p.numel() for p in model.parameters())
         if count > MANY_WEIGHTS:
             say(f"making {count / 1e6:.0f} million weights from integers")
-        for parameter, values in initial_weights(name, params.size, params.seed):
-            model.get_parameter(parameter).data.copy_(values)
-            h.update(f"{parameter} {tuple(values.shape)}".encode())
-            h.update(tensor_bytes(values))
+        made = initial_weights(name, params.size, params.seed)
+        model.load_state_dict(dict(made))
+        hash_weights(h, made)
     return model.to(device), from_main(h.hexdigest())
 
 
-def _run(
-    params: Params, kernel: Kernel, dtype: torch.dtype, tokens: Tokens, header: Header, weights: str
-) -> Run:
-    """Everything that decides the run's bits, for the loop and for its checkpoints."""
-    fingerprint: dict[str, Any] = params.model_dump(exclude={"data_sha256", "checkpoint_every"})
-    fingerprint |= {f"option_{k}": v for k, v in kernel.options.model_dump().items()}
-    fingerprint |= {
+def _fingerprint(
+    problem: Problem[Params], kernel: Kernel, tokens: Tokens, header: Header, weights: str
+) -> Fingerprint:
+    """Everything that decides the run's bits: what its checkpoints are known by."""
+    params = problem.params.model_dump(exclude={"data_sha256", "checkpoint_every"})
+    options = {f"option_{k}": v for k, v in kernel.options.model_dump().items()}
+    return {
+        **params,
+        **options,
         "kernel": kernel.name,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(problem.dtype).removeprefix("torch."),
         "data_bytes": tokens.sha256,
         "sequence": header.identity(),
         "weights": weights,
@@ -247,42 +254,13 @@ def _run(
         "case_version": Gpt2.version,
         "source": source_sha256(),
     }
-    every = max(params.log_every, math.ceil(params.steps / MAX_LOGS))
-    return Run(
-        Gpt2.name,
-        params.seed,
-        params.steps,
-        params.batch,
-        params.micro_batch,
-        params.recipe,
-        dtype,
-        every,
-        params.checkpoint_every,
-        params.stop_when_exploded,
-        fingerprint,
-    )
 
 
-def run_metrics(log: Log, layers: int) -> Metrics:
-    """What a finished run's log says; losses in nats, steps from 0."""
-    metrics = outcome(log.detector, log.loss, log.gradient_norm)
-    last = ["row_max_abs", "repeated_max_share"]
-    last += [f"{name}_norm_{layer}" for name in ("w_q", "w_k") for layer in range(layers)]
-    metrics |= {name: log.curves[name][-1] for name in last if name in log.curves}
-    if "leak_mean" in log.curves:
-        metrics["leak_mean"] = float(np.mean(log.curves["leak_mean"]))
-        for layer in ("", *(f"_{number}" for number in range(layers))):
-            total = sum(log.curves[f"leak_abs{layer}"])
-            share = sum(log.curves[f"leak_mean{layer}"]) / total if total else 0.0
-            metrics[f"leak_coherence{layer}"] = share
-    return metrics
-
-
-def _facts(run: Run, tokens: Tokens, log: Log) -> dict[str, Any]:
+def _facts(params: Params, tokens: Tokens, log: TrainingLog) -> dict[str, Any]:
     """How it was run: kept with the row, never compared."""
     facts: dict[str, Any] = {
         "processes": world().size,
-        "micro_batch": run.micro_batch,
+        "micro_batch": params.micro_batch,
         "data_tokens": len(tokens.ids),
     }
     if not math.isnan(log.tokens_per_s):  # NaN: this process did but the step that is not timed

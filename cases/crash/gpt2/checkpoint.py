@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from bench.errors import UsageError
 from bench.files.records import dumps
 from bench.files.store import write_bytes
+from cases.crash.gpt2.data import Say
 
 CURRENT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 FRESH = f"{CURRENT}.new"  # whole, but not yet in its place
@@ -65,7 +65,7 @@ def save(folder: Path, step: int, fingerprint: Fingerprint, state: State) -> Non
     os.replace(fresh, folder / CURRENT)
 
 
-def load(folder: Path, fingerprint: Fingerprint, say: Callable[[str], None]) -> Checkpoint | None:
+def load(folder: Path, fingerprint: Fingerprint, say: Say) -> Checkpoint | None:
     """The last whole checkpoint in `folder`, or None where there is none at all.
 
     UsageError for one of another run (names the differing keys), and where none is whole. A damaged
@@ -94,7 +94,7 @@ def load(folder: Path, fingerprint: Fingerprint, say: Callable[[str], None]) -> 
     return None
 
 
-def _set_aside(folder: Path, say: Callable[[str], None]) -> None:
+def _set_aside(folder: Path, say: Say) -> None:
     """Keep `save` from putting the damaged current checkpoint over the whole one before."""
     with contextlib.suppress(FileNotFoundError):  # another process of the run did it
         os.replace(folder / CURRENT, folder / DAMAGED)

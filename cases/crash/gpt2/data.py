@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHUNK = 2**25  # ids a read: 64 MiB
 
 Ids = NDArray[np.uint16]
+Say = Callable[[str], None]  # how a run of hours tells what it does
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,7 @@ def check_tokens(name: str, context: int) -> None:
         )
 
 
-def open_tokens(
-    name: str, context: int, vocabulary: int, sha256: str | None, say: Callable[[str], None]
-) -> Tokens:
+def open_tokens(name: str, context: int, vocabulary: int, sha256: str | None, say: Say) -> Tokens:
     """The tokens called `name`; UsageError where the file is missing, odd, too short, has ids that the
     model does not know, or is not the file with the given sha256."""
     check_tokens(name, context)
@@ -98,7 +97,7 @@ def open_tokens(
 
 
 @dataclass(frozen=True)
-class Facts:
+class TokenFacts:
     """What one pass over a token file says."""
 
     sha256: str
@@ -107,13 +106,13 @@ class Facts:
 
 
 @lru_cache(maxsize=1)
-def bundled() -> tuple[Ids, Facts]:
+def bundled() -> tuple[Ids, TokenFacts]:
     """The synthetic language as uint16."""
     ids = tokens().numpy().astype("<u2")
     return ids, _scan(lambda start: ids[start : start + CHUNK])
 
 
-def _facts(path: Path, say: Callable[[str], None]) -> Facts:
+def _facts(path: Path, say: Say) -> TokenFacts:
     """From the file beside it, or from a pass over the tokens."""
     status = path.stat()
     state = {"bytes": status.st_size, "changed_ns": status.st_mtime_ns}
@@ -121,7 +120,7 @@ def _facts(path: Path, say: Callable[[str], None]) -> Facts:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         kept = json.loads(beside.read_text())
         if kept["state"] == state:
-            return Facts(**kept["facts"])
+            return TokenFacts(**kept["facts"])
     say(f"reading {path} once for its sha256 ({status.st_size / 1e9:.1f} GB)")
     with open(path, "rb") as handle:
         facts = _scan(lambda start: np.fromfile(handle, dtype="<u2", count=CHUNK))
@@ -130,7 +129,7 @@ def _facts(path: Path, say: Callable[[str], None]) -> Facts:
     return facts
 
 
-def _scan(chunk_at: Callable[[int], Ids]) -> Facts:
+def _scan(chunk_at: Callable[[int], Ids]) -> TokenFacts:
     """`chunk_at(start)` gives the next ids, none at the end."""
     h = hashlib.sha256()
     start, largest, largest_at = 0, -1, 0
@@ -139,4 +138,4 @@ def _scan(chunk_at: Callable[[int], Ids]) -> Facts:
         if int(chunk.max()) > largest:
             largest, largest_at = int(chunk.max()), start + int(chunk.argmax())
         start += len(chunk)
-    return Facts(h.hexdigest(), largest, largest_at)
+    return TokenFacts(h.hexdigest(), largest, largest_at)

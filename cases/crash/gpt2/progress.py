@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+
+from cases.crash.gpt2.data import Say
 
 EVERY_S = 30.0  # between two lines
 
@@ -12,7 +13,7 @@ EVERY_S = 30.0  # between two lines
 class Progress:
     """Step, loss, tokens a second, time left, last checkpoint; told to whoever listens."""
 
-    def __init__(self, steps: int, tokens_a_step: int, say: Callable[[str], None]):
+    def __init__(self, steps: int, tokens_a_step: int, say: Say):
         self.steps, self.tokens_a_step, self.say = steps, tokens_a_step, say
         self.done = 0  # steps of this process, the first left out: it compiles and allocates
         self.started = self.said = -math.inf

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -79,23 +79,3 @@ def detect(losses: Iterable[float], gradient_norms: Iterable[float]) -> Detector
         if detector.update(loss, norm):
             break
     return detector
-
-
-def outcome(detector: Detector, losses: Sequence[float], gradient_norms: Sequence[float]) -> dict[str, float]:
-    """The metrics of a finished run that every crash case has; losses in nats, steps from 0."""
-    return {
-        "crash_step": math.inf if detector.crash is None else float(detector.crash),
-        "spikes": float(detector.spikes),
-        "steps_run": float(len(losses)),
-        "best_loss": detector.best,
-        "last_loss": losses[-1],
-        "gradient_norm_last": gradient_norms[-1],
-    }
-
-
-def training_verdict(metrics: dict[str, float]) -> str:
-    """`exploded@STEP`, `stable@STEPS`, or `spike`, from the metrics of `outcome`."""
-    crash = metrics["crash_step"]
-    if math.isfinite(crash):
-        return f"exploded@{crash:.0f}"
-    return "spike" if metrics["spikes"] > 0 else f"stable@{metrics['steps_run']:.0f}"

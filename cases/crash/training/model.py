@@ -5,17 +5,18 @@ Pre-norm blocks, learned positions, LayerNorm without bias, no biases, GELU, tie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.measure.inputs import key_of, normal, to_storage
+from bench.measure.inputs import key_of, normal, tensor_bytes, to_storage
 
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v) [B, H, T, D] → o
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v) [B, H, T, D] → o
 INIT_STD = 0.02  # of every matrix; of the two that write to the residual stream, over √(2·layers)
 
 
@@ -47,7 +48,7 @@ class Block(nn.Module):
         self.norm_mlp = nn.Parameter(torch.ones(width))
         self.w_1, self.w_2 = _matrix(hidden, width), _matrix(width, hidden)
 
-    def forward(self, x: Tensor, attention: Attention) -> Tensor:
+    def forward(self, x: Tensor, attention: Attend) -> Tensor:
         h = F.layer_norm(x, x.shape[-1:], self.norm_attention)  # [B, T, C]
         q, k, v = (self._heads(h @ w.T) for w in (self.w_q, self.w_k, self.w_v))  # [B, H, T, D]
         o = attention(self.layer, q, k, v).transpose(1, 2).flatten(2)  # [B, T, C]
@@ -71,7 +72,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(size, layer) for layer in range(size.layers))
         self.norm = nn.Parameter(torch.ones(size.width))
 
-    def forward(self, ids: Tensor, attention: Attention) -> Tensor:
+    def forward(self, ids: Tensor, attention: Attend) -> Tensor:
         x = F.embedding(ids, self.embedding) + self.positions[: ids.shape[1]]  # [B, T, C]
         for block in self.blocks:
             x = block(x, attention)
@@ -100,6 +101,13 @@ def _initial_weights(name: str, size: Size, seed: int) -> Iterator[tuple[str, Te
         std = INIT_STD * (residual if parameter.endswith(("w_o", "w_2")) else 1.0)
         sample = normal(key_of(name, seed, parameter), tuple(values.shape))
         yield parameter, to_storage(std * sample, torch.float32)
+
+
+def hash_weights(h: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Add names, shapes and bytes of parameters to a sha256."""
+    for parameter, values in weights:
+        h.update(f"{parameter} {tuple(values.shape)}".encode())
+        h.update(tensor_bytes(values))
 
 
 def fresh_model(name: str, size: Size, seed: int) -> GPT:
