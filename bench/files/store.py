@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from bench.errors import UsageError
 from bench.files.records import KEY_PATTERN, MAX_BYTES, MAX_ROWS, Submission
 
+RESULTS = Path("results")  # of the working directory: where result files are kept unless told otherwise
 MAX_KEYS = 256  # of one object
 _KEY = re.compile(KEY_PATTERN.replace("$", r"\Z"))
 MAX_VALUES = 400_000  # of all rows
