@@ -34,16 +34,19 @@ from bench.errors import UsageError
 from bench.files.load import Found, Loaded, load_all
 from bench.files.records import Row, dumps
 from bench.files.schema import schema_text
-from bench.files.store import BadFile, read_submission, write_text
+from bench.files.source import ROOT, commit_note
+from bench.files.store import RESULTS, BadFile, read_submission, write_text
 from bench.report.cases import run_tables
 from bench.report.findings import findings
 from bench.report.plot import figures
 from bench.report.render import text_table
 from bench.report.write import FORMATS, write_report
 from bench.run.catalog import catalog, catalog_text
+from bench.run.config import find_config
 from bench.run.distributed import end, launcher, leave
 from bench.run.engine import Request, Run, execute, prepare
 from bench.run.plan import Unit
+from bench.terminal import spell_out
 from cases.processes import world
 
 app = typer.Typer(
@@ -55,7 +58,12 @@ app = typer.Typer(
 messages = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
-Results = Annotated[Path, typer.Option(help="Where result files are kept.")]
+Results = Annotated[
+    Path, typer.Option(help="Where result files are kept: a folder of the working directory.")
+]
+OptionalPaths = Annotated[
+    list[Path] | None, typer.Argument(help="Result files or folders; `results` unless given.")
+]
 Glob = Annotated[str | None, typer.Option(help="Only units that match this glob.")]
 
 
@@ -101,7 +109,7 @@ class ProgressBar:
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A YAML file, see configs/.")],
-    results: Results = Path("results"),
+    results: Results = RESULTS,
     backend: Glob = None,
     kernel: Glob = None,
     case: Glob = None,
@@ -116,11 +124,13 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Measure what a config asks for, writing the result file after every unit."""
-    request = Request(config, results, backend, kernel, case, unit, only or (), force, jobs)
+    request = Request(find_config(config), results, backend, kernel, case, unit, only or (), force, jobs)
     if contribute:
         check_contribution(request)
     planned = prepare(request)
-    say(f"{config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
+    if note := commit_note():
+        planned.notes.append(note)
+    say(f"{request.config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
     if dry_run:
         _print_plan(planned, as_json)
         return
@@ -148,7 +158,7 @@ def run(
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """Backends (with the reason where one is unavailable), kernels, cases, configs."""
-    found = catalog(Path("configs"))
+    found = catalog()
     print(dumps(found) if as_json else catalog_text(found))
 
 
@@ -180,7 +190,7 @@ def validate(
 
 @app.command()
 def report(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    paths: OptionalPaths = None,
     format: Annotated[str, typer.Option(help=f"{', '.join(FORMATS)}.")] = "text",
     output: Annotated[Path | None, typer.Option("-o", help="Write to a file.")] = None,
     links: Annotated[
@@ -189,7 +199,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Tables over result files: for a terminal, a paper, a browser, a spreadsheet."""
-    text, problems = write_report("json" if as_json else format, paths or [Path("results")], output, links)
+    text, problems = write_report("json" if as_json else format, paths or [RESULTS], output, links)
     for problem in problems:
         say(f"left out: {problem}")
     if text is None:
@@ -200,12 +210,12 @@ def report(
 
 @app.command()
 def plot(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    paths: OptionalPaths = None,
     output: Annotated[Path, typer.Option("-o", help="Folder for the figures.")] = Path("figures"),
     as_json: Json = False,
 ) -> None:
     """Figures of the crash ladder over result files, as SVG; needs matplotlib."""
-    loaded = _load(paths or [Path("results")])
+    loaded = _load(paths or [RESULTS])
     written = []
     for name, svg in figures(loaded).items():
         _write(output / name, svg)
@@ -287,13 +297,18 @@ def _print_run(planned: Run, as_json: bool) -> None:
     for line in findings(rows):
         print(f"* {line}")
     print(f"\nresult file: {planned.path}")
-    print(f"next: python runner.py validate {planned.path}")
+    print(f"next: {shlex.join(['python', program(), 'validate', str(planned.path)])}")
+
+
+def program() -> str:
+    """This file as a command to copy names it: by its path, but in its own folder."""
+    return "runner.py" if Path.cwd() == ROOT else str(ROOT / "runner.py")
 
 
 def resume_command(request: Request, contribute: bool) -> str:
     """What goes on with a stopped run; without --force, which would measure again what is done."""
-    arguments = ["runner.py", "run", str(request.config)]
-    if request.results != Path("results"):
+    arguments = [program(), "run", str(request.config)]
+    if request.results != RESULTS:
         arguments += ["--results", str(request.results)]
     if request.jobs > 1:
         arguments += ["--jobs", str(request.jobs)]
@@ -320,6 +335,7 @@ def _terminate_like_ctrl_c() -> None:
 
 def main() -> None:
     """Usage errors are one line on stderr and exit code 2. Of a torchrun's processes one speaks."""
+    spell_out()
     if not world().is_main:
         messages.quiet = True
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
