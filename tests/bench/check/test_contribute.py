@@ -196,6 +196,25 @@ def test_the_workflow_of_requests_can_only_read() -> None:
     assert all("github.event" not in step.get("run", "") for step in steps)
 
 
+def test_only_the_job_that_deploys_the_page_may_write() -> None:
+    flow = yaml.safe_load((WORKFLOWS / "page.yml").read_text())
+    assert flow["permissions"] == {"contents": "read"}
+    assert "configs/**" in flow[True]["push"]["paths"]
+    writes = [name for name, job in flow["jobs"].items() if "write" in job.get("permissions", {}).values()]
+    assert writes == ["deploy"]
+    steps = flow["jobs"]["deploy"]["steps"]
+    assert [step["uses"].partition("@")[0] for step in steps] == ["actions/deploy-pages"]
+    assert not [step for step in steps if "run" in step], "it runs nothing of the repository"
+
+
+def test_code_is_linted_and_tested_on_every_python_it_claims() -> None:
+    flow = yaml.safe_load((WORKFLOWS / "code.yml").read_text())
+    assert flow["permissions"] == {"contents": "read"}
+    (job,) = flow["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert {"make lint", "make test"} <= {step.get("run") for step in job["steps"]}
+
+
 @pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda p: p.name)
 def test_actions_are_pinned_to_commits(path: Path) -> None:
     flow = yaml.safe_load(path.read_text())
