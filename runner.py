@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from bench import RESULTS
 from bench.errors import UsageError
 from bench.report.formats import FORMATS
 from bench.run.distributed import end, launcher, leave
+from bench.terminal import spell_out
 from cases.processes import world
 
 if TYPE_CHECKING:  # every command imports what it needs: torch alone takes seconds, and help needs none of it
@@ -33,7 +35,12 @@ app = typer.Typer(
 messages = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
-Results = Annotated[Path, typer.Option(help="Where result files are kept.")]
+Results = Annotated[
+    Path, typer.Option(help="Where result files are kept: a folder of the working directory.")
+]
+OptionalPaths = Annotated[
+    list[Path] | None, typer.Argument(help="Result files or folders; `results` unless given.")
+]
 Glob = Annotated[str | None, typer.Option(help="Only units that match this glob.")]
 
 
@@ -45,7 +52,7 @@ def say(text: str) -> None:
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A YAML file, see configs/.")],
-    results: Results = Path("results"),
+    results: Results = RESULTS,
     backend: Glob = None,
     kernel: Glob = None,
     case: Glob = None,
@@ -63,16 +70,20 @@ def run(
     # All of it now: a run may take days, and a file of the checkout may be another by then.
     from bench.check.contribute import check_contribution, contribution
     from bench.files.records import dumps
+    from bench.files.source import commit_note
     from bench.report.run_end import run_text
+    from bench.run.config import find_config
     from bench.run.engine import execute, prepare
     from bench.run.plan import Request
     from bench.run.progress_bar import ProgressBar
 
-    request = Request(config, results, backend, kernel, case, unit, only or (), force, jobs)
+    request = Request(find_config(config), results, backend, kernel, case, unit, only or (), force, jobs)
     if contribute:
         check_contribution(request)
     planned = prepare(request)
-    say(f"{config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
+    if note := commit_note():
+        planned.notes.append(note)
+    say(f"{request.config}: {len(planned.units)} units on {planned.machine.slug} → {planned.path}")
     if dry_run:
         _print_plan(planned, as_json)
         return
@@ -96,7 +107,7 @@ def run(
         print(dumps({"path": str(planned.path), "rows": [row.model_dump() for row in rows]}))
     else:
         print(f"\n{run_text(rows, planned.machine.slug)}\nresult file: {planned.path}")
-        print(f"next: python runner.py validate {planned.path}")
+        print(f"next: {shlex.join(['python', program(), 'validate', str(planned.path)])}")
     if contribute:
         say("\n".join(["", *contribution(planned.path)]))
     raise typer.Exit(1 if any(row.status == "error" for row in rows) else 0)
@@ -108,7 +119,7 @@ def list_(as_json: Json = False) -> None:
     from bench.files.records import dumps
     from bench.run.catalog import catalog, catalog_text
 
-    found = catalog(Path("configs"))
+    found = catalog()
     print(dumps(found) if as_json else catalog_text(found))
 
 
@@ -142,7 +153,7 @@ def validate(
 
 @app.command()
 def report(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    paths: OptionalPaths = None,
     format: Annotated[str, typer.Option(help=f"{', '.join(FORMATS)}.")] = "text",
     output: Annotated[Path | None, typer.Option("-o", help="Write to a file.")] = None,
     links: Annotated[
@@ -153,7 +164,7 @@ def report(
     """Tables over result files: for a terminal, a paper, a browser, a spreadsheet."""
     from bench.report.write import write_report
 
-    text, problems = write_report("json" if as_json else format, paths or [Path("results")], output, links)
+    text, problems = write_report("json" if as_json else format, paths or [RESULTS], output, links)
     for problem in problems:
         say(f"left out: {problem}")
     if text is None:
@@ -164,7 +175,7 @@ def report(
 
 @app.command()
 def plot(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Result files or folders.")] = None,
+    paths: OptionalPaths = None,
     output: Annotated[Path, typer.Option("-o", help="Folder for the figures.")] = Path("figures"),
     as_json: Json = False,
 ) -> None:
@@ -172,7 +183,7 @@ def plot(
     from bench.files.records import dumps
     from bench.report.plot import figures
 
-    loaded = _load(paths or [Path("results")])
+    loaded = _load(paths or [RESULTS])
     written = []
     for name, svg in figures(loaded).items():
         _write(output / name, svg)
@@ -257,10 +268,16 @@ def _print_plan(planned: PlannedRun, as_json: bool) -> None:
         print(f"{mark}{unit.case}  {unit.kernel}  {unit.dtype}  {params}  [{options}]")
 
 
+def program() -> str:
+    """This file as a command to copy names it: by its path, but in its own folder."""
+    here = Path(__file__).resolve()
+    return here.name if Path.cwd() == here.parent else str(here)
+
+
 def resume_command(request: Request, contribute: bool) -> str:
     """What goes on with a stopped run; without --force, which would measure again what is done."""
-    arguments = ["runner.py", "run", str(request.config)]
-    if request.results != Path("results"):
+    arguments = [program(), "run", str(request.config)]
+    if request.results != RESULTS:
         arguments += ["--results", str(request.results)]
     if request.jobs > 1:
         arguments += ["--jobs", str(request.jobs)]
@@ -287,6 +304,7 @@ def _terminate_like_ctrl_c() -> None:
 
 def main() -> None:
     """Usage errors are one line on stderr and exit code 2. Of a torchrun's processes one speaks."""
+    spell_out()
     if not world().is_main:
         messages.quiet = True
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -56,6 +56,8 @@ def unavailable_reason() -> str | None:
     if importlib.util.find_spec("torch_npu") is None:
         return "torch_npu is not installed (docs/ascend.md)"
     name = f"torch_npu {torch_npu_version()}"
+    if torch.version.cuda is not None:  # loading it would abort the process: nothing to catch
+        return f"{name} cannot be loaded beside a CUDA build of torch ({torch.__version__}): docs/ascend.md"
     try:
         load()
     except Exception as error:  # a missing library, another torch, a broken CANN: anything

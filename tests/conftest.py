@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +28,14 @@ cases:
 ROOT = Path(__file__).resolve().parent.parent
 
 
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
 def committed_results(pattern: str = "results/*.json") -> list[Path]:
     """The result files under version control. What a run left in results/ (`make run` does) is this
-    machine's own: no test reads it. Empty outside a git checkout."""
+    machine's own: no test reads it. Empty outside a git checkout, and where there is no git."""
+    if shutil.which("git") is None:
+        return []
     listed = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True)
     return [ROOT / name for name in listed.stdout.splitlines()]
 

@@ -34,7 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("=cases", "cases.algorithms", "cases.base", "cases.processes"),
     ),
     "bench.check": (
-        *("bench.errors", "bench.measure", "bench.files", "bench.run.config", "bench.run.plan"),
+        *("bench.errors", "bench.measure", "bench.files", "bench.run.config", "bench.run.plan", "=bench"),
         *("=backends", "backends.names", "=cases", "cases.base"),
     ),
     "bench.report": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,12 +21,13 @@ from runner import resume_command
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def runner(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def runner(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "runner.py", *map(str, arguments)],
-        cwd=ROOT,
+        [sys.executable, ROOT / "runner.py", *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | environment,
         capture_output=True,
-        text=True,
+        encoding=environment.get("PYTHONIOENCODING", "utf-8"),
         timeout=120,
     )
 
@@ -44,6 +46,42 @@ def test_run_report_validate_compare(tiny_config: Path, tmp_path: Path) -> None:
     assert runner("report", results, "--format", "markdown", "-o", output).returncode == 0
     assert output.read_text().startswith("# Results")
     assert "Facts: the same" in runner("compare", path, path).stdout
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"HOME": "/proc/none"},
+    ],
+    ids=lambda environment: "-".join(environment.values()),
+)
+def test_a_poor_terminal_ends_no_run(tiny_config: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    done = runner("run", tiny_config, "--results", tmp_path, **environment)
+    assert done.returncode == 0, done.stderr
+    assert "* Largest row maximum with a right result: eager-fused/stabilized (" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_from_another_folder_with_spaces_in_its_name(tmp_path: Path) -> None:
+    """Configs are the suite's, results the working directory's, and a printed command can be copied."""
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    listed = runner("list", cwd=folder).stdout
+    assert str(ROOT / "configs" / "quick.yaml") in listed
+    done = runner("run", "configs/gpt2-tiny.yaml", "--dry-run", cwd=folder)
+    assert "crash/gpt2" in done.stdout, done.stderr
+    assert "→ results/" in done.stderr
+    (folder / "t.yaml").write_text(TINY)
+    done = runner("run", "t.yaml", "--results", folder / "r s", cwd=folder)
+    command = done.stdout.splitlines()[-1].removeprefix("next: python ")
+    (path,) = folder.rglob("tiny.json")
+    assert command == f"{shlex.quote(str(ROOT / 'runner.py'))} validate {shlex.quote(str(path))}"
+    done = runner("run", "configs/bias.yaml", "--contribute", cwd=folder)
+    assert done.returncode == 2
+    assert "leave out --results" not in done.stderr
 
 
 def test_json_is_one_document_on_stdout(tiny_config: Path, tmp_path: Path) -> None:

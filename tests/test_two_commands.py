@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, committed_results
+from conftest import ROOT, committed_results, needs_git
 
 # The reader of results/ that a first run used to break.
 READERS = ("tests/bench/report/test_page.py::test_a_row_opens_with_its_file_and_the_command_that_repeats_it",)
@@ -34,6 +34,7 @@ def checkout(tmp_path: Path) -> Path:
     return copy
 
 
+@needs_git
 def test_a_first_run_changes_no_test(checkout: Path) -> None:
     """A machine whose folder comes before all committed ones, with rows of the cases that tests look at."""
     folder = checkout / "results" / "aaa"

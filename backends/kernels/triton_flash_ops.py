@@ -37,6 +37,9 @@ TRITON_DTYPES = {
     torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32
 }  # fmt: skip
 LAYOUTS = 4096  # of tensors, remembered
+FP_FUSION = (
+    True  # a product and a sum become one rounding; set, as it decides bits and Triton changes the default
+)
 DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 
@@ -66,7 +69,7 @@ def launch_facts(
     """Pinned launch shapes and versions, as recorded with every result row."""
     shapes = shapes or default_shapes(head_dim, dtype, capability_of(device))
     versions = {"triton": triton.__version__, "torch": torch.__version__}
-    return {**versions, "tma": _use_tma(device), **asdict(shapes)}
+    return {**versions, "tma": _use_tma(device), "fp_fusion": FP_FUSION, **asdict(shapes)}
 
 
 # ---------------------------------------------------------------------------------------- checks
@@ -250,7 +253,7 @@ def _options(tile: Tile, x: Tensor) -> dict:
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "HEAD_DIM": x.shape[3],
         "DTYPE": TRITON_DTYPES[x.dtype], "PRECISION": "ieee", "TMA": _use_tma(x.device),
         "IN_REGISTERS": tile.in_registers, "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
+        "num_stages": tile.num_stages, "enable_fp_fusion": FP_FUSION,
     }  # fmt: skip
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import subprocess
 from pathlib import Path
 
+from bench import RESULTS
 from bench.check.validate import validate_file
 from bench.errors import UsageError
-from bench.files.source import ROOT, describe_suite
+from bench.files.source import NO_CHECKOUT, ROOT, describe_suite, git, no_checkout
 from bench.files.store import BadFile, read_submission
 from bench.run.config import read_config
 from bench.run.plan import Request
@@ -23,12 +23,17 @@ def check_contribution(request: Request) -> None:
     filters = [name for name in ("backend", "kernel", "case", "unit", "only") if getattr(request, name)]
     if filters:
         raise UsageError(f"--contribute: a file holds a whole config; leave out --{filters[0]}")
+    if reason := no_checkout():
+        hint = "; it needs a clone of the repository" if reason == NO_CHECKOUT else ""
+        raise UsageError(f"--contribute: {reason}{hint}")
     if request.results.resolve() != ROOT / "results":
-        raise UsageError("--contribute: results must be in results/ of this checkout; leave out --results")
-    if not _git("rev-parse", "--git-dir"):
-        raise UsageError("--contribute: this is no git checkout; clone the repository")
+        given = ["leave out --results"] if request.results != RESULTS else []
+        elsewhere = [] if Path.cwd() == ROOT else [_change_directory()]
+        raise UsageError(
+            f"--contribute: results must be in results/ of this checkout; {' and '.join(given + elsewhere)}"
+        )
     name = read_config(request.config)[0].name  # the file's, whatever the config's own is
-    if _ignored(f"results/any/{name}.json"):
+    if git("check-ignore", f"results/any/{name}.json"):
         raise UsageError(f"--contribute: '{name}' is a first look, not collected; run configs/bias.yaml")
 
 
@@ -40,8 +45,10 @@ def contribution(path: Path) -> list[str]:
     lines = []
     if describe_suite().dirty:
         lines.append("note: measured with changed source files: commit or undo the changes, then --force")
+    if Path.cwd() != ROOT:
+        lines.append(f"In the checkout: {_change_directory()}")
     relative = path.resolve().relative_to(ROOT).as_posix()
-    committed = _git("show", f"HEAD:{relative}")
+    committed = git("show", f"HEAD:{relative}")
     if committed and not _same_machine(committed, path):
         beside = _beside(path).resolve().relative_to(ROOT).as_posix()
         lines += [
@@ -53,17 +60,21 @@ def contribution(path: Path) -> list[str]:
     return [
         *lines,
         "Send it (after `gh repo fork --remote`, if you cannot push here):",
-        f"  git switch -c results-{path.parent.name}-{path.stem}",
+        f"  git switch -c {shlex.quote(f'results-{path.parent.name}-{path.stem}')}",
         f"  git add {shlex.quote(relative)} && git commit -m {shlex.quote(subject)}",
         "  git push -u origin HEAD && gh pr create --fill",
     ]
+
+
+def _change_directory() -> str:
+    return f"cd {shlex.quote(str(ROOT))}"
 
 
 def _same_machine(committed: str, path: Path) -> bool:
     """Whether the committed file is an earlier run of the same machine with the same software."""
     temporary = path.with_name(f".{path.name}.committed")
     try:
-        temporary.write_text(committed)
+        temporary.write_text(committed, encoding="utf-8", errors="surrogateescape")
         earlier, _ = read_submission(temporary)
     except BadFile:
         return True  # what cannot be read is replaced
@@ -82,13 +93,3 @@ def _beside(path: Path) -> Path:
                 break
         number += 1
     return other
-
-
-def _ignored(name: str) -> bool:
-    done = subprocess.run(["git", "check-ignore", "-q", name], cwd=ROOT, capture_output=True)
-    return done.returncode == 0
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout if done.returncode == 0 else ""

@@ -9,13 +9,14 @@ from tabulate import tabulate
 
 from backends import BACKENDS
 from bench.errors import UsageError
-from bench.run.config import read_config
+from bench.files.source import ROOT
+from bench.run.config import own_configs, read_config
 from bench.run.engine import offered_kernels
 from bench.run.registry import load_backend, unavailable_reason
 from cases import CASES, load_case
 
 
-def catalog(configs: Path) -> dict[str, Any]:
+def catalog() -> dict[str, Any]:
     """Everything that can be named in a config, as plain data."""
     found: dict[str, Any] = {"backends": [], "kernels": [], "cases": [], "configs": []}
     for name in BACKENDS:
@@ -28,13 +29,14 @@ def catalog(configs: Path) -> dict[str, Any]:
         case = load_case(name)
         params = {field: info.default for field, info in case.Params.model_fields.items()}
         found["cases"].append({"name": name, "question": case.question, "params": params})
-    for path in sorted(configs.glob("*.yaml")):
+    for path in own_configs():
         try:
             _, text = read_config(path)
             about = text.splitlines()[0].lstrip("# ")
         except UsageError as error:
             about = f"not readable: {error}"
-        found["configs"].append({"path": str(path), "about": about})
+        shown = path.relative_to(ROOT) if Path.cwd() == ROOT else path
+        found["configs"].append({"path": str(shown), "about": about})
     return found
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.errors import UsageError, explain, nearest
 from bench.files.records import Slug
+from bench.files.source import ROOT
 
 MAX_BRACKETS = 20  # open at once: PyYAML takes quadratic time over deeper ones
 MAX_CONFIG_BYTES = 16 * 1024  # a config may come from a stranger's result file: 0.2 s to parse
@@ -73,6 +74,17 @@ _Loader.add_implicit_resolver(
 )
 
 
+def own_configs() -> list[Path]:
+    """The configs that come with the suite, wherever it was started from."""
+    return sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def find_config(path: Path) -> Path:
+    """`path` as given, or in the suite's folder where only that has it: `configs/bias.yaml` from anywhere."""
+    own = ROOT / path
+    return own if not path.exists() and own.is_file() else path
+
+
 def read_config(path: Path) -> tuple[Config, str]:
     """Read and check a config; returns it with its text. Raises UsageError: `file: key: problem`."""
     try:
@@ -83,7 +95,7 @@ def read_config(path: Path) -> tuple[Config, str]:
             raise UsageError(f"{path}: {size} bytes; a config has at most {MAX_CONFIG_BYTES}")
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
-        known = sorted(str(p) for p in Path("configs").glob("*.yaml"))
+        known = sorted(p.relative_to(ROOT).as_posix() for p in own_configs())
         raise UsageError(f"{path}: no such file{nearest(str(path), known)}") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error

@@ -23,6 +23,8 @@ from backends.base import Backend
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
 from npu_double import FIXTURE, VERSIONS
 
+if torch.version.cuda is not None:
+    pytest.skip("torch_npu cannot be loaded beside a CUDA build of torch", allow_module_level=True)
 torch_npu = pytest.importorskip(
     "torch_npu",
     exc_type=ImportError,
@@ -218,6 +220,27 @@ def test_the_soc_is_recognised(soc: str) -> None:
     identity = ast.literal_eval(done.stdout.splitlines()[-1])
     assert identity["accelerator"] == soc
     assert identity["soc_version"] == {"1": 220, "4": 224}[soc[-1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["list"], f"no: torch_npu {VERSION} cannot be loaded beside a CUDA build of torch"),
+        (["run", "configs/quick.yaml", "--backend", "cpu", "--dry-run"], "bias/"),
+    ],
+)
+def test_beside_a_cuda_build_of_torch_it_is_never_imported(arguments: list[str], expected: str) -> None:
+    """Importing it there ends the process; the torch of this test is a CPU build that says otherwise."""
+    code = (
+        "import sys, bench, runner, torch\n"
+        "torch.version.cuda = '13.0'\n"
+        f"sys.argv = ['runner.py', *{arguments!r}]\n"
+        "try:\n    runner.main()\n"
+        "finally:\n    assert 'torch_npu' not in sys.modules, 'torch_npu was imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
 
 
 def test_determinism_is_set_and_put_back() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from backends import ascend
 from backends.kernels.composite_kernels import composite_kernels
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.skipif(HERE, reason="torch_npu is installed: tests/asce
 def asked_afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in ascend.DETERMINISTIC_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)  # and takes it away again, should loading set it
+    monkeypatch.setattr(torch.version, "cuda", None)  # the states of a CPU build, on a GPU machine too
     ascend.unavailable_reason.cache_clear()
     yield
     ascend.unavailable_reason.cache_clear()
@@ -53,6 +55,16 @@ def test_a_torch_npu_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None
     reason = str(ascend.unavailable_reason())
     assert reason.startswith("torch_npu 2.13.0 is installed but does not load: No module named")
     assert "set_env.sh" in reason
+
+
+def test_beside_a_cuda_build_of_torch_it_is_never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_npu 2.13.0 ends the process there, on import. CI's torch is a CPU build and would not show it."""
+    pretend(monkeypatch, None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(ascend, "load", lambda: pytest.fail("torch_npu was loaded"))
+    assert ascend.unavailable_reason() == (
+        f"torch_npu 2.13.0 cannot be loaded beside a CUDA build of torch ({torch.__version__}): docs/ascend.md"
+    )
 
 
 @pytest.mark.parametrize(

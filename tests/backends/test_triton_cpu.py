@@ -277,7 +277,7 @@ def compile_ahead(name, capability, head_dim, tile, type_name="bf16", **constant
             attributes[(i,)] = aligned
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "enable_fp_fusion": ops.FP_FUSION}
     if tile.max_registers:
         options["maxnreg"] = tile.max_registers
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -293,6 +293,21 @@ def resources(compiled):
             [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     return tuple(map(int, re.search(r"REG:(\d+) STACK:(\d+)", text).groups()))
+
+
+def test_fusion_of_products_and_sums_is_set_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's default decides bits and may change: ours is set, and is what measured the results so far."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    x = torch.empty(1, 1, 16, 64)
+    tile = ops.default_config(64, torch.float32, (9, 0)).forward
+    assert ops._options(tile, x)["enable_fp_fusion"] is True
+    assert ops.launch_facts(64, torch.float32, x.device)["fp_fusion"] is True
+    target = GPUTarget("cuda", 90, 32)
+    assert CUDABackend(target).parse_options({}).enable_fp_fusion is True
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    assert CUDABackend(target).parse_options({}).enable_fp_fusion is False
+    assert CUDABackend(target).parse_options(ops._options(tile, x)).enable_fp_fusion is True
 
 
 def check_compiled(name, capability, head_dim, tile, spill_limit=0, **constants):

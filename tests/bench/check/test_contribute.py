@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench import RESULTS
 from bench.check import contribute
 from bench.check.contribute import check_contribution, contribution
 from bench.errors import UsageError
+from bench.files import source
 from bench.files.records import submission_text
 from bench.files.store import read_submission
 from bench.run.plan import Request
@@ -34,17 +36,47 @@ def git(folder: Path, *arguments: str) -> str:
 @pytest.fixture
 def checkout(tmp_path: Path, run_tiny: RunIt, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of its own with one committed result."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
     path = run_tiny().path
     (tmp_path / ".gitignore").write_text("results/*/quick.json\n")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "base")
-    monkeypatch.setattr(contribute, "ROOT", tmp_path)
+    for module in (contribute, source):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
     return path
 
 
+def test_without_a_clone_or_git_one_line_says_what_is_missing(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        with pytest.raises(UsageError, match="--contribute: git is not installed"):
+            check_contribution(request(checkout))
+    (tmp_path / "unpacked" / "results").mkdir(parents=True)  # inside the repository, and no part of it
+    for module in (contribute, source):
+        monkeypatch.setattr(module, "ROOT", tmp_path / "unpacked")
+    with pytest.raises(UsageError, match="this is no git checkout; it needs a clone of the repository"):
+        check_contribution(Request(Path("x.yaml"), tmp_path / "unpacked" / "results"))
+
+
+def test_from_another_folder_it_says_where_to_go(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "a b"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(UsageError) as caught:
+        check_contribution(Request(ROOT / "configs" / "bias.yaml", RESULTS))
+    assert str(caught.value) == (f"--contribute: results must be in results/ of this checkout; cd {tmp_path}")
+    assert f"In the checkout: cd {tmp_path}" in contribution(checkout)
+
+
 def request(checkout: Path, **fields: object) -> Request:
-    config = Path(str(fields.pop("config", "configs/bias.yaml")))
+    config = Path(str(fields.pop("config", ROOT / "configs/bias.yaml")))
     return Request(config, checkout.parents[1], **fields)  # type: ignore[arg-type]
 
 
@@ -54,7 +86,7 @@ def test_only_a_whole_collected_config_in_the_checkout_is_sent(checkout: Path, t
         ({"kernel": "a"}, "leave out --kernel"),
         ({"unit": "a"}, "leave out --unit"),
         ({"only": ["gap=12"]}, "leave out --only"),
-        ({"config": "configs/quick.yaml"}, "'quick' is a first look"),
+        ({"config": ROOT / "configs/quick.yaml"}, "'quick' is a first look"),
     ):
         with pytest.raises(UsageError, match=expected):
             check_contribution(request(checkout, **fields))
@@ -163,6 +195,25 @@ def test_the_workflow_of_requests_can_only_read() -> None:
     # What runs is the base branch's code; the request is a folder of data.
     assert all("request/" not in step.get("run", "") for step in steps)
     assert all("github.event" not in step.get("run", "") for step in steps)
+
+
+def test_only_the_job_that_deploys_the_page_may_write() -> None:
+    flow = yaml.safe_load((WORKFLOWS / "page.yml").read_text())
+    assert flow["permissions"] == {"contents": "read"}
+    assert "configs/**" in flow[True]["push"]["paths"]
+    writes = [name for name, job in flow["jobs"].items() if "write" in job.get("permissions", {}).values()]
+    assert writes == ["deploy"]
+    steps = flow["jobs"]["deploy"]["steps"]
+    assert [step["uses"].partition("@")[0] for step in steps] == ["actions/deploy-pages"]
+    assert not [step for step in steps if "run" in step], "it runs nothing of the repository"
+
+
+def test_code_is_linted_and_tested_on_every_python_it_claims() -> None:
+    flow = yaml.safe_load((WORKFLOWS / "code.yml").read_text())
+    assert flow["permissions"] == {"contents": "read"}
+    (job,) = flow["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    assert {"make lint", "make test"} <= {step.get("run") for step in job["steps"]}
 
 
 @pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda p: p.name)
