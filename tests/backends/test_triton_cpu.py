@@ -300,7 +300,7 @@ def test_fusion_of_products_and_sums_is_set_and_recorded(monkeypatch: pytest.Mon
     from triton.backends.nvidia.compiler import CUDABackend
 
     x = torch.empty(1, 1, 16, 64)
-    tile = ops.default_config(64, torch.float32, (9, 0)).forward
+    tile = ops.default_shapes(64, torch.float32, (9, 0)).forward
     assert ops._options(tile, x)["enable_fp_fusion"] is True
     assert ops.launch_facts(64, torch.float32, x.device)["fp_fusion"] is True
     target = GPUTarget("cuda", 90, 32)
