@@ -43,7 +43,7 @@ class Call:
     causal: bool
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, causal: bool) -> Call:
+    def with_tensors(cls, q: Tensor, k: Tensor, causal: bool) -> Call:
         """The call with these tensors."""
         return cls(tuple(q.shape), tuple(k.shape), q.dtype, q.device, causal)
 

@@ -61,7 +61,7 @@ class TritonKernel(BaseKernel):
     def _arguments(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
         """What the operator is called with, once the input is checked."""
         self.check(q, k, v)
-        chosen = {"fix": self.fix, "shapes": self.launch_shapes(Call.of(q, k, causal))}
+        chosen = {"fix": self.fix, "shapes": self.launch_shapes(Call.with_tensors(q, k, causal))}
         return chosen | self.options.model_dump(include={"beta", "tol", "seed"})
 
     def __call__(

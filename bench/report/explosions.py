@@ -94,7 +94,7 @@ def ladder_table(group: Group, machine: str = "") -> Table:
         f"step of explosion · {group.title or machine}", note + _growth_note(group), [f"M={m}" for m in bits]
     )
     for label in group.labels():
-        cells = [_cell(group.at(label, m)) for m in bits]
+        cells = [_cell(group.runs_at(label, m)) for m in bits]
         table.rows.append((label, cells))
     return table
 

@@ -115,8 +115,8 @@ def _ladder_panel(axes: Axes, group: Group) -> None:
             marker = VARIANTS[(len(variant) - 1) % len(VARIANTS)]
         medians = []
         for bits in group.bits():
-            runs = group.at(label, bits)
-            there = [x for x in labels if group.at(x, bits)]  # side by side about their M
+            runs = group.runs_at(label, bits)
+            there = [x for x in labels if group.runs_at(x, bits)]  # side by side about their M
             x = bits + 0.09 * (there.index(label) - (len(there) - 1) / 2) if runs else bits
             _points(axes, runs, x, color, marker)
             if (middle := median_step(runs)) is not None:

@@ -83,7 +83,7 @@ class Group:
     def bits(self) -> list[int]:
         return sorted({run.bits for run in self.runs})
 
-    def at(self, label: str, bits: int) -> list[TrainingRun]:
+    def runs_at(self, label: str, bits: int) -> list[TrainingRun]:
         """The runs of one kernel at one M, by seed."""
         chosen = [run for run in self.runs if run.label == label and run.bits == bits]
         return sorted(chosen, key=lambda run: run.seed)

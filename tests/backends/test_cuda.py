@@ -70,7 +70,7 @@ def test_flash_attn_packages_are_listed_and_refuse_with_the_reason(
     for kernel in kernels.values():
         with pytest.raises(Unsupported, match="is not installed"):
             kernel(x, x, x, causal=False)
-    facts = kernels["flash-attn-2/stock"].launch_facts(Call.of(x, x, causal=False))
+    facts = kernels["flash-attn-2/stock"].launch_facts(Call.with_tensors(x, x, causal=False))
     assert facts["library"] == "no-such-distribution not installed"
 
 
@@ -90,12 +90,12 @@ def test_triton_launch_facts_are_those_of_the_call() -> None:
     pytest.importorskip("triton")
     x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
     kernel = TritonKernel("stochastic").configure(seed=3, block_n=16)
-    facts = kernel.launch_facts(Call.of(x, x, causal=True))
+    facts = kernel.launch_facts(Call.with_tensors(x, x, causal=True))
     assert (facts["forward_block_m"], facts["forward_block_n"]) == (64, 16)
-    assert kernel.configure(seed=4).launch_facts(Call.of(x, x, causal=True)) == facts
-    assert kernel.launch_facts(Call.of(x.float(), x.float(), causal=True))["forward_block_m"] == 32
+    assert kernel.configure(seed=4).launch_facts(Call.with_tensors(x, x, causal=True)) == facts
+    assert kernel.launch_facts(Call.with_tensors(x.float(), x.float(), causal=True))["forward_block_m"] == 32
     with pytest.raises(Unsupported, match="head_dim 17"):
-        kernel.launch_facts(Call.of(x[..., :17], x[..., :17], causal=True))
+        kernel.launch_facts(Call.with_tensors(x[..., :17], x[..., :17], causal=True))
 
 
 def test_triton_kernels_are_offered_for_every_fix_where_triton_is_installed() -> None:
@@ -118,7 +118,7 @@ def test_autotuning_records_its_winner_and_gives_the_same_function() -> None:
     pinned, tuned = TritonKernel("stock"), TritonKernel("stock").configure(autotune=True)
     o, other = (kernel(q, k, v, causal=True) for kernel in (pinned, tuned))
     assert (o.float() - other.float()).abs().max() < 0.02
-    assert tuned.launch_facts(Call.of(q, k, causal=True))["forward_block_m"] in (64, 128)
+    assert tuned.launch_facts(Call.with_tensors(q, k, causal=True))["forward_block_m"] in (64, 128)
 
 
 @needs_gpu

@@ -188,5 +188,5 @@ def test_options_and_facts() -> None:
         FusionKernel().configure(layout="XYZ")
     with pytest.raises(ValueError, match="sparse_mode"):
         FusionKernel().configure(sparse_mode=4)
-    facts = VendorBackwardKernel().launch_facts(Call.of(*BNSD[:2], causal=False))
+    facts = VendorBackwardKernel().launch_facts(Call.with_tensors(*BNSD[:2], causal=False))
     assert facts["backward_status"] == "never run on a device"

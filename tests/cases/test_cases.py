@@ -748,12 +748,12 @@ class Recorder(FusedKernel):
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Tensor:
-        raise Stop(Call.of(q, k, causal))
+        raise Stop(Call.with_tensors(q, k, causal))
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None = None
     ) -> Forward:
-        raise Stop(Call.of(q, k, causal))
+        raise Stop(Call.with_tensors(q, k, causal))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -57,7 +57,7 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 class Codes(dict[Any, int]):
     """Values to small numbers, in order of appearance."""
 
-    def of(self, value: Any) -> int:
+    def number(self, value: Any) -> int:
         return self.setdefault(value, len(self))
 
 
@@ -91,7 +91,7 @@ class PageData:
         submission = loaded.submission
         number = len(self.files)
         self.files.append(self._file(loaded))
-        machine = self.machines.of(loaded.machine)
+        machine = self.machines.number(loaded.machine)
         written = str(submission.volatile.get("written", ""))
         self._block(number, submission)
         for index, row in enumerate(submission.rows):
@@ -126,13 +126,13 @@ class PageData:
         columns = self.columns
         columns["unit"].append(unit)
         columns["file"].append(file)
-        columns["status"].append(self.statuses.of(row.status))
-        columns["verdict"].append(self.verdicts.of(row.verdict))
-        columns["reason"].append(self.reasons.of(row.reason))
+        columns["status"].append(self.statuses.number(row.status))
+        columns["verdict"].append(self.verdicts.number(row.verdict))
+        columns["reason"].append(self.reasons.number(row.reason))
         columns["value"].append(_number(row.metrics.get(shown.metric)) if shown else None)
         columns["sem"].append(_number(row.metrics.get(shown.sem)) if shown and shown.sem else None)
-        columns["bits"].append(-1 if bits is None else self.bits.of(bits))
-        columns["inputs"].append(self.inputs.of(row.digests.get("inputs")))
+        columns["bits"].append(-1 if bits is None else self.bits.number(bits))
+        columns["inputs"].append(self.inputs.number(row.digests.get("inputs")))
         columns["predicted"].append(int(row.provenance == "predicted"))
         columns["index"].append(found.index)
         self.entries.append(Entry((machine << 32) + unit, written, bits, self.units[unit]["stale"]))
