@@ -1,7 +1,7 @@
 """What is measured. One file a case; this table is the registry.
 
-Adding a case: write `cases/<group>/<name>.py` with a class that follows `cases.base.Case`, and add
-its line here.
+Adding a case: write `cases/<group>/<name>.py` with a subclass of `cases.base.Case`, and add its line here
+(DESIGN.md, "A case").
 """
 
 from __future__ import annotations
