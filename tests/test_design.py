@@ -24,12 +24,26 @@ BLOCK = re.compile(
 CONFIG = """\
 version: 1
 name: mine
-backends: [{backend}]
-kernels: ["{kernel}"]
+backends: [cpu, mine]
 seeds: 2
+kernels: ["mine/stock", "eager-*/mine", "eager-fused/stock"]
 cases:
-  - case: {case}
+  - case: bias/mine
+    kernels: [eager-fused/stock]
+  - case: bias/mean
+    kernels: [eager-fused/stock]
+  - case: bias/tie_break
+    kernels: [mine/stock]
+  - case: bias/leak
+    kernels: ["eager-*/mine"]
 """
+PAGES = (
+    ("README.md", "Add your own"),
+    ("DESIGN.md", "A case"),
+    ("DESIGN.md", "A kernel"),
+    ("DESIGN.md", "A fix"),
+    ("DESIGN.md", "A backend"),
+)
 
 
 def section(page: str, heading: str) -> str:
@@ -62,13 +76,16 @@ def follow(text: str, checkout: Path) -> None:
         path.write_text("".join(lines))
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the suite's own code."""
-    copy = tmp_path / "checkout"
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the suite's own code with everything in it that the pages add."""
+    copy = tmp_path_factory.mktemp("design") / "checkout"
     for name in ("bench", "cases", "backends", "configs"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "runner.py", copy)
+    (copy / "mine.yaml").write_text(CONFIG)
+    for page, heading in PAGES:
+        follow(section(page, heading), copy)
     return copy
 
 
@@ -81,44 +98,53 @@ def runner(checkout: Path, *arguments: str) -> dict[str, Any]:
     return document
 
 
-def measure(checkout: Path, **chosen: str) -> list[dict[str, Any]]:
-    """The rows of a run of one case on the kernels of a glob; the file must be valid too."""
-    (checkout / "mine.yaml").write_text(CONFIG.format(**chosen))
+@pytest.fixture(scope="module")
+def rows(checkout: Path) -> list[dict[str, Any]]:
+    """Those of a run on both backends; its file must be valid too."""
     ran = runner(checkout, "run", "mine.yaml")
     assert runner(checkout, "validate", ran["path"]) == {ran["path"]: []}
     return list(ran["rows"])
 
 
-@pytest.mark.parametrize(("page", "heading"), [("README.md", "Add your own"), ("DESIGN.md", "A case")])
-def test_a_case(checkout: Path, page: str, heading: str) -> None:
-    follow(section(page, heading), checkout)
-    (listed,) = (case for case in runner(checkout, "list")["cases"] if case["name"] == "bias/mine")
-    assert listed["question"].endswith("?")
-    (row,) = measure(checkout, backend="cpu", kernel="eager-fused/stock", case="bias/mine")
-    assert row["status"] == "ok", row["reason"]
-    assert row["verdict"]
-    assert {"inputs", "o"} <= row["digests"].keys()
+def test_what_was_added_is_listed(checkout: Path) -> None:
+    found = runner(checkout, "list")
+    cases = {case["name"]: case for case in found["cases"]}
+    assert cases["bias/mine"]["question"].endswith("?")
+    assert cases["bias/mean"]["question"].endswith("?")
+    assert "mine/stock" in {kernel["kernel"] for kernel in found["kernels"]}
+    assert "mine" in {backend["name"] for backend in found["backends"] if backend["available"]}
 
 
-def test_a_kernel(checkout: Path) -> None:
-    follow(section("DESIGN.md", "A kernel"), checkout)
-    assert "mine/stock" in {kernel["kernel"] for kernel in runner(checkout, "list")["kernels"]}
-    (row,) = measure(checkout, backend="cpu", kernel="mine/*", case="bias/tie_break")
-    assert (row["status"], row["verdict"]) == ("ok", "pass"), row["reason"]
-
-
-def test_a_fix(checkout: Path) -> None:
-    follow(section("DESIGN.md", "A fix"), checkout)
-    rows = measure(checkout, backend="cpu", kernel="eager-*/mine", case="bias/leak")
-    assert {row["kernel"] for row in rows} == {"eager-stored/mine", "eager-fused/mine", "eager-ladder/mine"}
-    assert {row["status"] for row in rows} == {"ok"}
-
-
-def test_a_backend(checkout: Path) -> None:
-    follow(section("DESIGN.md", "A backend"), checkout)
-    assert "mine" in {
-        backend["name"] for backend in runner(checkout, "list")["backends"] if backend["available"]
+def test_cases(rows: list[dict[str, Any]]) -> None:
+    found = [row for row in rows if row["case"] in ("bias/mine", "bias/mean")]
+    assert {(row["case"], row["backend"]) for row in found} == {
+        (case, backend) for case in ("bias/mine", "bias/mean") for backend in ("cpu", "mine")
     }
-    rows = measure(checkout, backend="mine", kernel="eager-fused/*", case="bias/shift_range")
-    assert {row["backend"] for row in rows} == {"mine"}
-    assert {row["status"] for row in rows} == {"ok"}
+    for row in found:
+        assert (row["status"], row["verdict"]) == ("ok", "pass"), row
+        assert {"inputs", "o"} <= row["digests"].keys()
+
+
+def test_a_kernel(rows: list[dict[str, Any]]) -> None:
+    (row,) = (row for row in rows if row["kernel"] == "mine/stock")
+    assert (row["case"], row["status"], row["verdict"]) == ("bias/tie_break", "ok", "pass"), row["reason"]
+
+
+def test_a_fix(rows: list[dict[str, Any]]) -> None:
+    found = [row for row in rows if row["kernel"].endswith("/mine")]
+    implementations = {"eager-stored", "eager-fused", "eager-ladder"}
+    assert {row["kernel"] for row in found} == {f"{name}/mine" for name in implementations}
+    assert {row["status"] for row in found} == {"ok"}
+
+
+def test_a_backend(rows: list[dict[str, Any]]) -> None:
+    """Its eager kernels are the CPU's: the same bits."""
+    here, there = (
+        {
+            row["kernel"]: row["digests"]
+            for row in rows
+            if row["case"] == "bias/leak" and row["backend"] == name
+        }
+        for name in ("cpu", "mine")
+    )
+    assert here == there != {}
